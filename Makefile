@@ -1,0 +1,47 @@
+# Every target sets up what it needs by itself: a virtual environment in .venv, installed again only when
+# pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test test-all lint types fast slow bench format clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## train a small network once and see its filters split into large and small
+	$(BIN)/python examples/quickstart.py
+
+test: lint types fast  ## lint, types, the fast tests (under 10 minutes on 2 cores)
+
+test-all: lint types  ## everything (under 45 minutes on 2 cores)
+	$(MAKE) --no-print-directory all-tests
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy
+	$(BIN)/mypy
+
+# One thread per test process: two processes of two threads each are slower than two of one on 2 cores.
+fast: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not slow'
+
+all-tests: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+bench: $(READY)  ## time of an optimizer step: SGD and every region, in one run
+	$(BIN)/python benchmarks/optimizer.py
+
+format: $(READY)  ## ruff, writing
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and the caches
+	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache

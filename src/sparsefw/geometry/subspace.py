@@ -1,0 +1,161 @@
+"""Leading singular subspaces without an SVD, and the SVD itself with its fallbacks.
+
+The spectral k-support oracle does not need singular triplets. For any U with k orthonormal columns the best feasible
+point with column space in span(U) is ``-r U U^T G / ||U^T G||``, and it is optimal when U spans the top k left singular
+vectors of G. So the only work is to keep such a U while G drifts from step to step: one block power iteration from the
+last step's subspace, which is three matrix products and a k x k Cholesky factor. Feasibility never depends on how well
+this converges (any matrix of rank k and norm r is feasible); only the quality of the vertex does, and `certificate`
+bounds it.
+
+Legend: G (b, n, m) with n <= m, U (b, n, k), B = U^T G (b, k, m), V (b, m, k) the warm start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Relative to a unit diagonal in float64: far above the rounding of float32 columns squared (4e-15), far below anything
+# that would bend a direction that matters. It makes the Gram matrix of dependent columns positive definite.
+_SHIFT = 1e-12
+
+
+class Basis(NamedTuple):
+    """basis U (b, n, k) and coefficients B = U^T G (b, k, m): the best rank-k stand-in for G is U B."""
+
+    basis: Tensor
+    coefficients: Tensor
+
+
+def start(matrix: Tensor, k: int) -> Tensor:
+    """A V (b, m, k) in general position that depends on the shape alone, so that reruns and ranks agree.
+
+    Quadratic phases modulo 1 look random, need no generator, and can be compiled and captured.
+    """
+    b, _, m = matrix.shape
+    n = torch.arange(1, m * k + 1, dtype=torch.float64, device=matrix.device).view(m, k)
+    phases = (n * n * 0.6180339887498949 + n * 0.4142135623730951).frac()
+    return ((phases - 0.5) * math.sqrt(12 / m)).to(matrix.dtype).expand(b, m, k).clone()
+
+
+def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
+    """(U, U^T G) for U near the top-k left singular vectors of G, and the V to start from next time."""
+    for _ in range(iterations):
+        U = orthonormal(G @ V)
+        B = U.mT @ G
+        lengths = torch.linalg.vector_norm(B, dim=-1)  # (b, k)
+        # A vanished or overflown direction keeps its old column: a zero gradient must not erase the warm start.
+        usable = (lengths > 0) & lengths.isfinite()
+        V = torch.where(usable.unsqueeze(-2), B.mT / torch.where(usable, lengths, 1).unsqueeze(-2), V)
+    return Basis(U, B), V
+
+
+def orthonormal(P: Tensor) -> Tensor:
+    """Orthonormal columns with the span of P, by CholeskyQR2; a zero column stays zero.
+
+    The Gram matrix is formed in float64 whatever the input: it squares the condition number, and with TF32 products
+    training ended in NaN. Householder QR would be stabler still, but has no batched form on GPUs.
+    """
+    Q = P.double()
+    for _ in range(2):
+        lengths = torch.linalg.vector_norm(Q, dim=-2, keepdim=True)
+        Q = Q / torch.where(lengths > 0, lengths, 1)
+        gram = Q.mT @ Q
+        gram.diagonal(dim1=-2, dim2=-1).add_(_SHIFT)
+        R, info = torch.linalg.cholesky_ex(gram, upper=True)
+        # Where the factorisation failed the normalised columns themselves still span the right space.
+        solved = torch.linalg.solve_triangular(R, Q, upper=True, left=False)
+        Q = torch.where((info == 0)[:, None, None] & solved.isfinite(), solved, Q)
+    return Q.to(P.dtype)
+
+
+def polar_factor(B: Tensor, smallest: float = 1e-3) -> Tensor:
+    """(B B^T)^(-1/2) B: every singular value of B (b, k, m) replaced by 1, those below `smallest` of the largest by less.
+
+    Newton-Schulz iteration x -> x (3 a - a^3 x^2) / 2, with the scale a that is best for singular values in [low, 1]
+    (Chen & Chow 2014). It maps [0, 1] into itself, so the spectral norm of the result never exceeds 1: feasible by
+    construction. It runs on the k x k Gram matrix in float64 and uses no eigensolver, hence no host sync.
+    """
+    k = B.shape[-2]
+    scale = B.abs().amax((-2, -1), keepdim=True)  # so that squares of tiny gradients do not vanish
+    X = (B / torch.where(scale > 0, scale, 1)).double()
+    Y = X @ X.mT
+    bound = Y.abs().sum(-1).amax(-1)[:, None, None]  # >= the largest eigenvalue
+    Y = Y / torch.where(bound > 0, bound, 1)
+    Q = torch.eye(k, dtype=Y.dtype, device=Y.device).expand_as(Y) / torch.where(bound > 0, bound, 1).sqrt()
+    low = smallest / math.sqrt(k)  # the row-sum bound may exceed the largest eigenvalue by up to sqrt(k)
+    identity = torch.eye(k, dtype=Y.dtype, device=Y.device)
+    while low < 1 - 1e-6:  # known in advance: about 13 steps, whatever the data
+        a = math.sqrt(3 / (1 + low + low * low))
+        T = 1.5 * a * identity - 0.5 * a**3 * Y
+        Q, Y = T @ Q, T @ Y @ T
+        low = a * low * (3 - a * a * low * low) / 2
+    return (Q @ X).to(B.dtype)
+
+
+class Certificate(NamedTuple):
+    """Bounds on quality = <vertex, G> / <best vertex, G>, in (0, 1], each (b,).
+
+    `captured` = ||B|| / ||G|| is free but loose for flat spectra; `lower` costs a few matrix-vector products.
+    """
+
+    captured: Tensor
+    lower: Tensor
+
+
+def certificate(G: Tensor, subspace: Basis, power_steps: int = 8) -> Certificate:
+    """Lower bounds by Ky Fan's inequality: sum_{i<=k} s_i(G)^2 <= ||B||^2 + min(||R||_F^2, k ||R||_2^2), R = G - U B.
+
+    ||R||_2 is estimated from below by power steps and raised by 10 %, so `lower` is an estimate of a bound.
+    """
+    U, B = (part.double() for part in subspace)
+    G = G.double()
+    residual = G - U @ B
+    probe = residual.mT @ residual.sum(-1, keepdim=True)
+    for _ in range(power_steps):
+        probe = residual.mT @ (residual @ _unit(probe))
+    spectral = 1.1**2 * torch.linalg.vector_norm(residual @ _unit(probe), dim=(-2, -1)).square()
+    kept = torch.linalg.vector_norm(B, dim=(-2, -1)).square()
+    lost = torch.minimum(torch.linalg.vector_norm(residual, dim=(-2, -1)).square(), B.shape[-2] * spectral)
+    total = torch.linalg.vector_norm(G, dim=(-2, -1)).square()
+    one = torch.ones_like(kept)
+    captured = torch.where(total > 0, kept / total, one).clamp(max=1).sqrt()
+    return Certificate(captured, torch.where(kept + lost > 0, kept / (kept + lost), one).sqrt())
+
+
+def _unit(x: Tensor) -> Tensor:
+    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return x / torch.where(length > 0, length, 1)
+
+
+def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U, s, V^T of (..., n, m): the default driver, then gesvd, then the CPU; NaN or inf in the input is an error."""
+    U, s, Vh = _with_fallbacks(lambda x, **driver: torch.linalg.svd(x, full_matrices=False, **driver), matrix)
+    return U, s, Vh
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """s of (..., n, m), with the same fallbacks."""
+    (s,) = _with_fallbacks(lambda x, **driver: (torch.linalg.svdvals(x, **driver),), matrix)
+    return s
+
+
+def _with_fallbacks(decompose: Callable[..., tuple[Tensor, ...]], matrix: Tensor) -> tuple[Tensor, ...]:
+    if not bool(matrix.isfinite().all()):
+        raise ValueError(
+            f"singular values of a matrix with NaN or inf in it are undefined (shape {tuple(matrix.shape)})"
+        )
+    try:
+        return decompose(matrix)
+    except torch.linalg.LinAlgError:
+        pass  # divide and conquer fails to converge on rare matrices; the slower ways below do not
+    if matrix.is_cuda:
+        try:
+            return decompose(matrix, driver="gesvd")
+        except torch.linalg.LinAlgError:
+            pass
+    return tuple(part.to(matrix) for part in decompose(matrix.cpu().double()))

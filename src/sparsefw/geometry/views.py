@@ -1,0 +1,266 @@
+"""Views: what counts as one magnitude of a tensor.
+
+A view splits a tensor x into magnitudes m >= 0 and a way to lift changed magnitudes back:
+
+    Elements   m = |x|               lift(m') = sign(x) * m'          (no gauge raises a zero, so the sign of 0 never matters)
+    Groups     m = norms of groups   lift(m') = m'_i * x_i / |x_i|     filters, neurons, any partition
+    Spectrum   m = singular values   lift(m') = U diag(m') V^T         a conv n x c x d x d seen as n x (c d d)
+
+Three known sparsity notions are the same sentence in three views: "few magnitudes are large" means few weights under
+Elements, few filters under Groups, low rank under Spectrum. What "few" and "large" mean is the gauge's business
+(gauges.py). In all three, ``<lift(m'), x> = <m', m>``, and ``||lift(m')|| = ||m'||``, which is why an oracle, a
+projection or a norm of the magnitudes is one of the tensor.
+
+Views work on a stack: x has shape (b, *shape) for b blocks of equal shape, magnitudes have shape (b, count).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefw.geometry import subspace
+from sparsefw.geometry.gauges import Gauge, Tip, divide
+
+Lift = Callable[[Tensor], Tensor]
+Shape = Sequence[int]
+
+
+class View(ABC):
+    @abstractmethod
+    def split(self, x: Tensor) -> tuple[Tensor, Lift]:
+        """Magnitudes (b, count) of a stack (b, *shape), and the function that lifts changed magnitudes."""
+
+    @abstractmethod
+    def count(self, shape: Shape) -> int:
+        """How many magnitudes a tensor of this shape has; ValueError where the view does not apply."""
+
+    def magnitudes(self, x: Tensor) -> Tensor:
+        """The magnitudes alone."""
+        return self.split(x)[0]
+
+    def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:
+        """argmax <u, x> over the unit ball of the gauge, for training: no host sync; `warm` is this view's only state."""
+        magnitudes, lift = self.split(x)
+        return lift(gauge.maximizer(magnitudes)), None
+
+    @property
+    def any_column_order(self) -> bool:
+        """Whether permuting the entries behind the first axis changes nothing, so that memory order may be used."""
+        return False
+
+
+@dataclass(frozen=True)
+class Elements(View):
+    """Every entry is a magnitude. With `axis`, they are listed along it, zero-padded to whole blocks of `block`."""
+
+    axis: int | None = None
+    block: int = 1
+
+    def split(self, x: Tensor) -> tuple[Tensor, Lift]:
+        if self.axis is None:
+            return x.abs().flatten(1), lambda m: m.view(x.shape).copysign(x)
+        position = _position(self.axis, x.ndim - 1) + 1
+        along = x.movedim(position, -1)
+        length = along.shape[-1]
+        padded = torch.nn.functional.pad(along, (0, -length % self.block))
+
+        def lift(m: Tensor) -> Tensor:
+            return m.view(padded.shape)[..., :length].copysign(along).movedim(-1, position)
+
+        return padded.abs().flatten(1), lift
+
+    def count(self, shape: Shape) -> int:
+        entries = _numel(shape)
+        if self.axis is None:
+            return entries
+        length = shape[_position(self.axis, len(shape))]
+        return entries // max(length, 1) * (length + -length % self.block)
+
+    @property
+    def any_column_order(self) -> bool:
+        return self.axis is None
+
+
+class Partition:
+    """Which group each entry of a flattened tensor belongs to: labels 0 .. count-1, each used at least once."""
+
+    def __init__(self, labels: Tensor | Sequence[int]) -> None:
+        flat = torch.as_tensor(labels).detach().cpu().flatten()
+        if flat.is_floating_point() or flat.dtype == torch.bool or flat.numel() == 0:
+            raise ValueError(
+                f"group labels must be a non-empty tensor of whole numbers, got {flat.dtype}, {flat.numel()} of them"
+            )
+        self.labels = flat.long()
+        self.count = int(self.labels.max()) + 1
+        missing = sorted(set(range(self.count)) - set(self.labels.unique().tolist()))
+        if missing or int(self.labels.min()) < 0:
+            raise ValueError(
+                f"group labels must be 0 .. {self.count - 1} without gaps (unused: {missing[:5]}, lowest: {int(self.labels.min())})"
+            )
+        self._digest = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()
+        self._moved: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._moved:
+            self._moved[device] = self.labels.to(device)
+        return self._moved[device]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Partition) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __repr__(self) -> str:
+        return f"Partition({self.count} groups of {self.labels.numel()} entries)"
+
+
+@dataclass(frozen=True)
+class Groups(View):
+    """Magnitudes are the L2 norms of disjoint groups: the slices along `axis` (0: filters, neurons), or a `partition`."""
+
+    axis: int = 0
+    partition: Partition | None = None
+
+    def split(self, x: Tensor) -> tuple[Tensor, Lift]:
+        if self.partition is not None:
+            labels = self.partition.on(x.device)
+            flat = x.flatten(1)
+            sums = flat.new_zeros(x.shape[0], self.partition.count).index_add_(1, labels, flat.square())
+            norms = sums.sqrt()
+            return norms, lambda m: (flat * _ratio(m, norms)[:, labels]).view(x.shape)
+        position = _position(self.axis, x.ndim - 1) + 1
+        others = [d for d in range(1, x.ndim) if d != position]
+        norms = torch.linalg.vector_norm(x, dim=others) if others else x.abs()
+        spread = [x.shape[0]] + [1] * (x.ndim - 1)
+        spread[position] = -1
+        return norms, lambda m: x * _ratio(m, norms).view(spread)
+
+    def count(self, shape: Shape) -> int:
+        if self.partition is None:
+            return shape[_position(self.axis, len(shape))]
+        if self.partition.labels.numel() != _numel(shape):
+            raise ValueError(
+                f"the partition labels {self.partition.labels.numel()} entries, the tensor has {_numel(shape)}"
+            )
+        return self.partition.count
+
+    @property
+    def rows(self) -> bool:
+        return self.axis == 0 and self.partition is None
+
+    @property
+    def any_column_order(self) -> bool:
+        return self.rows
+
+
+@dataclass(frozen=True)
+class ExactSVD:
+    """The oracle by a full singular value decomposition: exact, slow, syncs with the host."""
+
+
+@dataclass(frozen=True)
+class WarmSubspace:
+    """The oracle by block power iterations from the last step's subspace: `iterations` a step, more on the first ones."""
+
+    iterations: int = 1
+    first_iterations: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.iterations, self.first_iterations) < 1:
+            raise ValueError(f"a warm-started oracle needs at least one iteration a step, got {self}")
+
+
+@dataclass(frozen=True)
+class Spectrum(View):
+    """Magnitudes are the singular values of the tensor seen as a matrix: first axis times all others."""
+
+    solver: ExactSVD | WarmSubspace = field(default_factory=WarmSubspace)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Lift]:
+        U, s, Vh = subspace.svd(x.reshape(x.shape[0], x.shape[1], -1))
+        return s, lambda m: ((U * m.unsqueeze(-2)) @ Vh).view(x.shape)
+
+    def magnitudes(self, x: Tensor) -> Tensor:
+        return subspace.singular_values(x.reshape(x.shape[0], x.shape[1], -1))
+
+    def count(self, shape: Shape) -> int:
+        if len(shape) == 0:
+            raise ValueError("a scalar has no spectrum")
+        return min(shape[0], _numel(shape[1:]))
+
+    def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:
+        matrix = x.reshape(x.shape[0], x.shape[1], -1)
+        if matrix.shape[1] > matrix.shape[2]:
+            matrix = matrix.mT
+            vertex, warm = self._wide_oracle(gauge, matrix, warm, iterations)
+            return vertex.mT.reshape(x.shape), warm
+        vertex, warm = self._wide_oracle(gauge, matrix, warm, iterations)
+        return vertex.view(x.shape), warm
+
+    def _wide_oracle(
+        self, gauge: Gauge, G: Tensor, warm: Tensor | None, iterations: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Only the part of the spectrum that a maximizer can touch is computed: the gauge's support."""
+        count = G.shape[1]
+        k = gauge.support(count)
+        if isinstance(self.solver, ExactSVD) or gauge.tip is Tip.CURVED:
+            return View.oracle(self, gauge, G, None, iterations)
+        if k == count:
+            return (_over_norm(G) if gauge.tip is Tip.PROPORTIONAL else subspace.polar_factor(G)), None
+        V = subspace.start(G, k) if warm is None or warm.shape[-1] < k else warm[..., :k]  # k may have changed since
+        (U, B), V = subspace.top_subspace(G, V, iterations)
+        if gauge.tip is Tip.PROPORTIONAL:
+            return _over_norm(U @ B), V  # divided by its own norm: feasible however inexact U is
+        return U @ subspace.polar_factor(B), V
+
+    def iterations(self, age: int) -> int:
+        """How many power iterations a block takes that has made `age` steps: the first momentum buffers turn fast."""
+        if isinstance(self.solver, ExactSVD):
+            return 0
+        return self.solver.first_iterations if age < FIRST_STEPS else self.solver.iterations
+
+    @property
+    def any_column_order(self) -> bool:
+        return True
+
+
+FIRST_STEPS = 5
+
+
+def _ratio(new: Tensor, old: Tensor) -> Tensor:
+    """new / old, 0 where old is 0: a group without direction stays at 0."""
+    return torch.where(old == 0, 0, new / torch.where(old == 0, 1, old))
+
+
+def _over_norm(stack: Tensor) -> Tensor:
+    return divide(stack.flatten(1), torch.linalg.vector_norm(stack.flatten(1), dim=-1)).view(stack.shape)
+
+
+def _position(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"axis {axis} does not exist in a tensor of {ndim} dimensions")
+    return axis % ndim
+
+
+def _numel(shape: Shape) -> int:
+    total = 1
+    for length in shape:
+        total *= int(length)
+    return total
+
+
+def plain(value: Any) -> Any:
+    """A view or a gauge as dictionaries of plain values, for state dicts and files that are never unpickled."""
+    if isinstance(value, Partition):
+        return {"type": "Partition", "labels": value.labels.tolist()}
+    if isinstance(value, (View, Gauge, ExactSVD, WarmSubspace)):
+        return {"type": type(value).__name__, **{name: plain(part) for name, part in vars(value).items()}}
+    return value

@@ -1,0 +1,83 @@
+"""What the constraint does to each layer, measured on request: nothing here runs inside a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsefw.geometry import Ball, ExactSVD, Spectrum
+from sparsefw.optim.stacks import Stack
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One constrained block.
+
+    gap             Frank-Wolfe gap at the current gradient (the momentum where there is none): 0 at a stationary point
+    gradient_norm   L2 norm of that gradient
+    momentum_norm   L2 norm of the momentum buffer
+    step_size       eta of the last step: the share of the way to the vertex, and of the decay of everything else
+    clamped         share of the steps in which eta was cut at 1
+    norm            norm(theta) / radius: at most 1, up to rounding
+    length          ||theta||_2 / radius
+    quality         <vertex, m> / <best vertex, m> of the oracle as training calls it: 1 but for warm-started spectral ones
+    compressible    share of ||theta||_2 in its k largest magnitudes: how little would be lost by keeping only those
+    """
+
+    name: str
+    gap: float
+    gradient_norm: float
+    momentum_norm: float
+    step_size: float
+    clamped: float
+    norm: float
+    length: float
+    quality: float
+    compressible: float
+
+
+@torch.no_grad()
+def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tensor]]) -> list[LayerReport]:
+    """One LayerReport per block of the stack; reads the device."""
+    results = []
+    for i, (block, name) in enumerate(zip(stack.blocks, names, strict=True)):
+        theta = _gather(stack, weights[i])
+        m = stack.momentum[i]
+        gradients = [p.grad for p in block if p.grad is not None]
+        g = _gather(stack, gradients) if len(gradients) == len(block) else m
+        magnitudes = region.view.magnitudes(theta.unsqueeze(0))[0]
+        kept = magnitudes.topk(region.gauge.support(magnitudes.numel())).values
+        results.append(
+            LayerReport(
+                name=name,
+                gap=float(region.gap(theta, g)),
+                gradient_norm=float(g.norm()),
+                momentum_norm=float(m.norm()),
+                step_size=float(stack.eta[i]),
+                clamped=float(stack.clamped[i]) / max(int(stack.steps[i]), 1),
+                norm=float(region.norm(theta)) / region.radius,
+                length=float(theta.norm()) / region.radius,
+                quality=_quality(stack, region, i),
+                compressible=float(kept.norm() / magnitudes.norm()) if bool(magnitudes.any()) else 1.0,
+            )
+        )
+    return results
+
+
+def _gather(stack: Stack, tensors: list[Tensor]) -> Tensor:
+    block = torch.empty(stack.layout.shape, dtype=stack.dtype, device=stack.momentum.device)
+    for view, tensor in zip(stack.layout.views(block), tensors, strict=True):
+        view.copy_(tensor)
+    return block
+
+
+def _quality(stack: Stack, region: Ball, i: int) -> float:
+    """The exact certificate: one more oracle call from the warm start the last step left, against the true dual norm."""
+    if not isinstance(region.view, Spectrum) or isinstance(region.view.solver, ExactSVD) or stack.warm is None:
+        return 1.0
+    m = stack.momentum[i : i + 1]
+    best = float(region.dual_norm(m[0]))
+    vertex, _ = region.oracle(m, stack.warm[i : i + 1], region.view.solver.iterations)
+    return float((vertex * m).sum()) / best if best > 0 else 1.0

@@ -1,0 +1,157 @@
+"""The updates as pure functions over tensors: no optimizer, no state dict, no host sync, no data-dependent branch.
+
+Legend: a stack is b blocks of equal shape; m (b, *shape) their momentum, theta[i][j] the j-th tensor of the i-th block
+(a block has several tensors where channels are coupled), eta and radius per block. `healthy` is a boolean scalar on the
+device, or None where the host already knows that all gradients are finite: where it is False, nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefw.geometry.gauges import Gauge
+from sparsefw.optim.rescale import Lengths, Rescale, step_size
+
+Tensors = list[Tensor]
+
+
+class Setting(NamedTuple):
+    """What a step is given: learning rate and rule, the region's radius and L2 diameter, ||g|| per block, and health."""
+
+    lr: float | Tensor
+    rule: Rescale
+    radius: float
+    diameter: float
+    batch: Tensor
+    healthy: Tensor | None
+
+    def step(self, momentum: Tensor, distance: Tensor) -> Step:
+        """eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
+        eta, clamped = step_size(self.rule, self.lr, Lengths(momentum, self.batch, distance, self.diameter))
+        return (
+            Step(eta, clamped)
+            if self.healthy is None
+            else Step(torch.where(self.healthy, eta, 0), clamped & self.healthy)
+        )
+
+
+class Step(NamedTuple):
+    """What a step did, per block (b,): the share eta of the way to the vertex, and whether the clamp at 1 cut it."""
+
+    eta: Tensor
+    clamped: Tensor
+
+
+def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
+    """The gradients, or zeros where one of this step is not finite (a product with 0 would keep the NaN)."""
+    return gradients if healthy is None else [torch.where(healthy, g, 0) for g in gradients]
+
+
+def momentum_update(
+    m: Tensors, gradients: Tensors, rho: float, dampening: float, first: bool, healthy: Tensor | None
+) -> None:
+    """m <- rho m + (1 - dampening) g; m <- g on the first step. The gradients are masked already."""
+    if first:
+        torch._foreach_copy_(m, gradients)
+    elif healthy is not None:
+        torch._foreach_mul_(m, _if_healthy(rho, 1.0, healthy, m[0].dtype))
+        torch._foreach_add_(m, gradients, alpha=1 - dampening)
+    else:
+        for buffer, g in zip(m, gradients, strict=True):
+            if dampening == 0 and buffer.dtype == g.dtype:
+                torch.add(g, buffer, alpha=rho, out=buffer)  # one pass over memory instead of two
+            else:
+                buffer.mul_(rho).add_(g, alpha=1 - dampening)
+
+
+def dense_update(
+    theta: Sequence[Tensors], m: Tensor, vertex: Tensor, parts: Sequence[Tensors], setting: Setting
+) -> Step:
+    """theta <- theta + eta (v - theta) for any vertex of the unit ball; `parts` alias `vertex`, which becomes v - theta."""
+    vertex.mul_(-setting.radius)
+    for differences, weights in zip(parts, theta, strict=True):
+        torch._foreach_sub_(differences, weights)
+    distance = torch.linalg.vector_norm(vertex.flatten(1), dim=-1)
+    step = setting.step(torch.linalg.vector_norm(m.flatten(1), dim=-1), distance)
+    for differences, weights, eta in zip(parts, theta, step.eta.unbind(), strict=True):
+        for difference, weight in zip(differences, weights, strict=True):
+            weight.addcmul_(difference, eta)
+    return step
+
+
+def rows_update(theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, gauge: Gauge, setting: Setting) -> Step:
+    """The same for row groups, without ever building the vertex: it is a few rows of m, rescaled, and zero elsewhere.
+
+    theta and m are matrices (n, f) here, `norms` (b, n) the row norms of m over all tensors of a block.
+    """
+    unit = gauge.maximizer(norms)
+    rows = unit.topk(gauge.support(norms.shape[-1]), dim=-1, sorted=False).indices  # (b, k)
+    unit, length = unit.gather(-1, rows), norms.gather(-1, rows)
+    scale = -setting.radius * torch.where(length == 0, 0, unit / torch.where(length == 0, 1, length))
+    picks = rows.unbind()
+    old: list[Tensors] = []
+    moves: list[Tensors] = []  # v - theta on the chosen rows; on the others it is -theta
+    distances: Tensors = []
+    for weights, buffers, chosen, factors in zip(theta, m, picks, scale.unsqueeze(-1).unbind(), strict=True):
+        before = [weight.index_select(0, chosen) for weight in weights]
+        towards = [
+            buffer.index_select(0, chosen).mul_(factors).sub_(b) for buffer, b in zip(buffers, before, strict=True)
+        ]
+        still = [torch.linalg.vector_norm(weight, dim=-1).index_fill_(0, chosen, 0) for weight in weights]
+        distances += [torch.linalg.vector_norm(part) for part in (*still, *towards)]
+        old.append(before)
+        moves.append(towards)
+    distance = torch.linalg.vector_norm(torch.stack(distances).view(len(theta), -1), dim=-1)
+    step = setting.step(torch.linalg.vector_norm(norms, dim=-1), distance)
+    etas, decays = step.eta.unbind(), (1 - step.eta).unbind()
+    for weights, before, towards, chosen, eta, decay in zip(theta, old, moves, picks, etas, decays, strict=True):
+        for weight, b, move in zip(weights, before, towards, strict=True):
+            weight.mul_(decay).index_copy_(0, chosen, b.addcmul_(move, eta))
+    return step
+
+
+def sgd_update(
+    theta: Tensors, gradients: Tensors, m: Tensors, lr: float | Tensor, rho: float, dampening: float, weight_decay: float,
+    nesterov: bool, first: bool, healthy: Tensor | None,
+) -> None:  # fmt: skip
+    """theta <- theta - lr d, with d = m, or g + rho m with nesterov; the same operations in the same order as torch's SGD."""
+    if weight_decay:
+        gradients = masked(list(torch._foreach_add(gradients, theta, alpha=weight_decay)), healthy)
+    if rho:
+        if first or healthy is not None:
+            momentum_update(m, gradients, rho, dampening, first, healthy)
+        else:
+            torch._foreach_mul_(m, rho)
+            torch._foreach_add_(m, gradients, alpha=1 - dampening)
+        gradients = list(torch._foreach_add(gradients, m, alpha=rho)) if nesterov else m
+    if healthy is None and not isinstance(lr, Tensor):
+        torch._foreach_add_(theta, gradients, alpha=-lr)
+    else:
+        scale = -lr if healthy is None else _if_healthy(-lr, 0.0, healthy, theta[0].dtype)
+        torch._foreach_add_(theta, torch._foreach_mul(gradients, scale))
+
+
+def adamw_update(
+    theta: Tensors, gradients: Tensors, mean: Tensors, square: Tensors, steps: Tensors, lr: float | Tensor,
+    betas: tuple[float, float], eps: float, weight_decay: float, healthy: Tensor | None,
+) -> None:  # fmt: skip
+    """theta <- (1 - lr wd) theta - lr mean^ / (sqrt(square^) + eps), with ^ the bias-corrected averages (Loshchilov & Hutter)."""
+    live = 1.0 if healthy is None else healthy.to(theta[0].dtype)
+    torch._foreach_add_(steps, live)
+    for p, g, a, s, t in zip(theta, gradients, mean, square, steps, strict=True):
+        g = g.to(p.dtype)
+        a.lerp_(g, (1 - betas[0]) * live)
+        s.mul_(1 - (1 - betas[1]) * live).addcmul_(g, g, value=1 - betas[1])
+        taken = t.clamp(min=1)  # a masked first step has taken none
+        root = (s / (1 - betas[1] ** taken)).sqrt_().add_(eps)
+        p.mul_(1 - lr * weight_decay * live)
+        p.sub_((a / (1 - betas[0] ** taken)).div_(root).mul_(lr * live))
+
+
+def _if_healthy(value: float | Tensor, otherwise: float, healthy: Tensor, dtype: torch.dtype) -> Tensor:
+    live = healthy.to(dtype)
+    return live * value + (1 - live) * otherwise

@@ -1,0 +1,56 @@
+"""How large a region should be: w times the norm that PyTorch's default initialisation would give the weight.
+
+The same w then means the same thing for every layer and every network, whatever initialisation the model itself uses. The
+live model is never touched: the norm has a closed form for convolutions and linear layers, and is measured on a copy of
+the module for any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+
+# The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. The decay adds up over steps, so that shorter
+# trainings need a smaller region; no grid of the paper goes beyond 50.
+_PAPER_STEPS, _PAPER_W, _LARGEST_W = 39_000, 20.0, 50.0
+_DRAWS = 20
+
+
+def default_w(steps: int) -> float:
+    """About the w that a training of this many steps needs: 20 at the paper's 39,000, in proportion, at most 50."""
+    if not steps >= 1:
+        raise ValueError(f"steps must be at least 1 (the number of optimizer steps of the whole training), got {steps}")
+    return min(_PAPER_W * steps / _PAPER_STEPS, _LARGEST_W)
+
+
+def initial_norm(module: nn.Module, name: str, parameter: Tensor) -> float:
+    """sqrt(E ||p||^2) of parameter `name` of `module` under its default initialisation; 0 for one that starts at 0.
+
+    Convolutions and linear layers draw uniformly from +-1/sqrt(fan_in), so that E ||p||^2 = entries / (3 fan_in).
+    """
+    if isinstance(module, (*CONVOLUTIONS, nn.Linear)) and name in ("weight", "bias"):
+        fan_in = math.prod(module.weight.shape[1:])
+        return math.sqrt(parameter.numel() / (3 * fan_in))
+    reset = getattr(type(module), "reset_parameters", None)
+    if reset is None:
+        raise ValueError(
+            f"{type(module).__name__} has no reset_parameters, so the norm of its initial {name!r} is unknown: give a radius"
+        )
+    return _measured(module, name)
+
+
+def _measured(module: nn.Module, name: str) -> float:
+    twin = copy.deepcopy(module).to("cpu", torch.float32)
+    squares = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for _ in range(_DRAWS):
+            twin.reset_parameters()  # type: ignore[operator]
+            squares.append(float(twin.get_parameter(name).square().sum()))
+    return math.sqrt(sum(squares) / len(squares))

@@ -1,0 +1,83 @@
+"""Stochastic Frank-Wolfe as the paper states it: the "what step" half, for reading and for testing the fast one.
+
+One parameter at a time, exact oracles, nothing fused. `sparsefw.SFW` computes the same function on stacks of layers; a
+test holds the two together on every region and rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefw.geometry import Ball
+from sparsefw.optim.rescale import Gradient, Lengths, Rescale, step_size
+
+
+def sfw_reference(
+    theta: Tensor,
+    g: Tensor,
+    m: Tensor | None,
+    region: Ball,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    rule: Rescale,
+) -> Tensor:
+    """theta <- (1 - eta) theta + eta v in place, with v = argmin_{u in region} <u, m>; returns the new momentum m."""
+    m = g.clone() if m is None else momentum * m + (1 - dampening) * g
+    v = region.lmo(m)
+    lengths = Lengths(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape))
+    eta, _ = step_size(rule, lr, lengths)
+    theta.lerp_(v, eta[0])
+    return m
+
+
+def sgd_reference(
+    theta: Tensor, g: Tensor, m: Tensor | None, lr: float, momentum: float, weight_decay: float
+) -> Tensor:
+    """theta <- theta - lr m for what no region constrains."""
+    g = g + weight_decay * theta
+    m = g.clone() if m is None else momentum * m + g
+    theta.sub_(lr * m)
+    return m
+
+
+class ReferenceSFW(torch.optim.Optimizer):
+    """The same param groups as SFW: those with a region take Frank-Wolfe steps, the others SGD steps."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        rescale: Rescale = Gradient(),
+    ) -> None:
+        defaults = dict(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, rescale=rescale, region=None
+        )
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                m, lr, rho = state.get("momentum"), group["lr"], group["momentum"]
+                if group["region"] is None:
+                    state["momentum"] = sgd_reference(p, p.grad, m, lr, rho, group["weight_decay"])
+                else:
+                    state["momentum"] = sfw_reference(
+                        p, p.grad, m, group["region"], lr, rho, group["dampening"], group["rescale"]
+                    )
+        return loss

@@ -1,0 +1,259 @@
+"""Stochastic Frank-Wolfe as a PyTorch optimizer.
+
+For each constrained block, with C its feasible region and m its momentum:
+
+    v     = argmin_{u in C} <u, m>            a vertex: few filters, directions or weights
+    eta   = lr ||m|| / ||v - theta||          clamped to [0, 1]; other rules in rescale.py
+    theta = (1 - eta) theta + eta v           what v leaves out decays: the only regulariser
+
+reference.py has this in a dozen lines per parameter. Here it runs on stacks of equal blocks (stacks.py) by the kernels of
+kernels.py. Param groups without a region take SGD or AdamW steps in the same object: one step, one state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefw.geometry import Ball
+from sparsefw.optim import kernels
+from sparsefw.optim.diagnostics import LayerReport
+from sparsefw.optim.diagnostics import report as diagnose
+from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, pull_inside
+from sparsefw.optim.health import Health, NonFiniteGradientError
+from sparsefw.optim.rescale import Gradient, Rescale
+from sparsefw.optim.rest import rest_step
+from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
+from sparsefw.optim.weights import State, working_weight, write_back
+
+
+class SFW(torch.optim.Optimizer):
+    """Stochastic Frank-Wolfe on the param groups that have a region; SGD or AdamW on those that have none.
+
+    Param group keys, each with the argument of the same name as default:
+        region         a Ball, or None for an unconstrained group
+        coupled        True: all tensors of the group form ONE block, with `axes` their group axes (default 0 each)
+        lr, momentum, dampening   as in torch.optim.SGD; with the default rule a step has SGD's length lr ||m||
+        rescale        how lr becomes a step size: Gradient() (the paper's), FastGradient(), Diameter(), Unscaled()
+        rest           "sgd" or "adamw", for groups without a region, with
+        weight_decay, nesterov, adam_betas, adam_eps
+
+    Weights are pulled into their regions once, when their group is added. bfloat16 and float16 weights get a float32 copy
+    in the state, since steps of 1e-3 vanish in their rounding. A step with a non-finite gradient changes nothing:
+    on_nonfinite="raise" names the parameter, at once on a CPU, on other devices when `check_every` steps have passed;
+    "skip" only counts (see `nonfinite_counts`).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.1,
+        momentum: float = 0.9,
+        *,
+        dampening: float = 0.0,
+        rescale: Rescale = Gradient(),
+        rest: str = "sgd",
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        adam_betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        on_nonfinite: str = "raise",
+        check_every: int = 100,
+    ) -> None:
+        if on_nonfinite not in ("raise", "skip"):
+            raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
+        if check_every < 1:
+            raise ValueError(f"check_every must be at least 1, got {check_every}")
+        self._on_nonfinite, self._check_every = on_nonfinite, check_every
+        self._prepare()
+        defaults = dict(
+            lr=lr, momentum=momentum, dampening=dampening, rescale=rescale, rest=rest, weight_decay=weight_decay,
+            nesterov=nesterov, adam_betas=adam_betas, adam_eps=adam_eps, region=None, coupled=False, axes=None,
+        )  # fmt: skip
+        super().__init__(params, defaults)
+
+    def _prepare(self) -> None:
+        self._health = Health()
+        self._unread = 0
+        self._stacks: dict[int, list[Stack]] = {}
+
+    @torch.no_grad()
+    def add_param_group(self, param_group: Group) -> None:
+        named = [group for group in self.param_groups if "param_names" in group]
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if named and params and not isinstance(params[0], tuple):
+            params = [(f"group{len(self.param_groups)}.{i}", p) for i, p in enumerate(params)]
+        super().add_param_group({**param_group, "params": params})
+        try:
+            check_group(self.param_groups[-1], self._names(len(self.param_groups) - 1))
+            pull_inside(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _names(self, index: int) -> list[str]:
+        group = self.param_groups[index]
+        return list(group.get("param_names") or (f"group{index}.{i}" for i in range(len(group["params"]))))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        params, names = self._with_gradients()
+        if not params:
+            return loss
+        try:
+            healthy, norms = self._health.check([p.grad for p in params], names)  # type: ignore[misc]
+        except NonFiniteGradientError as error:
+            if self._on_nonfinite == "raise":
+                raise
+            self._health.note(error.names)
+            return loss
+        lengths = dict(zip(params, norms, strict=True))
+        for index, group in enumerate(self.param_groups):
+            if group["region"] is None:
+                rest_step(group, self._checked_state, healthy)
+            else:
+                for stack in self._current_stacks(index):
+                    for run in stack.runs():
+                        self._constrained_step(group, run, lengths, healthy)
+        if healthy is not None:
+            self._read_counts_now_and_then()
+        return loss
+
+    def _with_gradients(self) -> tuple[list[Tensor], list[str]]:
+        params, names = [], []
+        for index, group in enumerate(self.param_groups):
+            found = [
+                (p, name) for p, name in zip(group["params"], self._names(index), strict=True) if p.grad is not None
+            ]
+            for p, name in found:
+                if p.grad.is_sparse:
+                    raise TypeError(f"{name}: SFW needs dense gradients; make the layer with sparse=False")
+                if p.grad.requires_grad:
+                    raise TypeError(
+                        f"{name}: SFW's step is not differentiable; call backward() without create_graph=True"
+                    )
+            if group["coupled"] and 0 < len(found) < len(group["params"]):
+                missing = sorted(set(self._names(index)) - {name for _, name in found})
+                raise ValueError(
+                    f"a coupled block moves as one, but {', '.join(missing)} has no gradient while {found[0][1]} has one"
+                )
+            params += [p for p, _ in found]
+            names += [name for _, name in found]
+        return params, names
+
+    def _current_stacks(self, index: int) -> list[Stack]:
+        """The group's stacks; built anew where its parameters or their state were changed from outside."""
+        group = self.param_groups[index]
+        stacks = self._stacks.get(index)
+        if stacks is None or not all(stack.region.view == group["region"].view and stack.current() for stack in stacks):
+            blocks = blocks_of(group)
+            states = [[self._checked_state(p) for p in block] for block in blocks]
+            stacks = self._stacks[index] = stacks_of(group["region"], blocks, axes_of(group), states)
+        return stacks
+
+    def _checked_state(self, p: Tensor) -> State:
+        state = self.state[p]
+        if "momentum" in state and state["momentum"].shape != p.shape:
+            raise ValueError(
+                f"a parameter had the shape {tuple(state['momentum'].shape)} and now has {tuple(p.shape)}; make a new optimizer"
+            )
+        return state
+
+    def _constrained_step(self, group: Group, run: Run, lengths: dict[Tensor, Tensor], healthy: Tensor | None) -> None:
+        stack, where, region = run.stack, run.where, group["region"]
+        blocks, buffers, momentum = stack.blocks[where], stack.buffers[where], stack.momentum[where]
+        params = [p for block in blocks for p in block]
+        states = [state for block in stack.states[where] for state in block]
+        theta = [[working_weight(p, self.state[p]) for p in block] for block in blocks]
+        fine = None if healthy is None else healthy.to(momentum.device)
+        gradients = kernels.masked([p.grad for p in params], fine)  # type: ignore[misc]
+        m = [buffer for block in buffers for buffer in block]
+        kernels.momentum_update(m, gradients, group["momentum"], group["dampening"], run.first, fine)
+        batch = block_lengths(lengths, blocks).to(momentum.dtype)
+        diameter = region.diameter(stack.layout.shape)
+        setting = kernels.Setting(group["lr"], group["rescale"], region.radius, diameter, batch, fine)
+        if stack.by_rows:
+            rows = [stack.layout.rows(block) for block in theta]
+            norms = region.view.magnitudes(momentum)
+            step = kernels.rows_update(rows, stack.row_buffers[where], norms, region.gauge, setting)
+        else:
+            vertex = run.vertex(region, fine)
+            step = kernels.dense_update(
+                theta, momentum, vertex, [stack.layout.views(v) for v in vertex.unbind()], setting
+            )
+        run.record(step.eta, step.clamped)
+        write_back(params, states)
+
+    @torch.compiler.disable
+    def _read_counts_now_and_then(self) -> None:
+        self._unread += 1
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if self._on_nonfinite == "raise" and self._unread >= self._check_every and not capturing:
+            self._unread = 0
+            self._health.raise_if_any()
+
+    def check_finite(self) -> None:
+        """Raise NonFiniteGradientError where a step since the last check was skipped on the device; syncs. For captured steps."""
+        self._health.raise_if_any()
+
+    def nonfinite_counts(self) -> dict[str, int]:
+        """Parameter name -> steps skipped because its gradient was not finite, since the last call; syncs with the device."""
+        return self._health.read()
+
+    @torch.no_grad()
+    def diagnostics(self) -> list[LayerReport]:
+        """Frank-Wolfe gap, step size, norms, oracle quality and compressibility of every constrained block; reads the device."""
+        reports: list[LayerReport] = []
+        for index, group in enumerate(self.param_groups):
+            if group["region"] is None:
+                continue
+            names = dict(zip(group["params"], self._names(index), strict=True))
+            for stack in self._current_stacks(index):
+                labels = [" + ".join(names[p] for p in block) for block in stack.blocks]
+                weights = [[self.state[p].get("master", p) for p in block] for block in stack.blocks]
+                reports += diagnose(stack, group["region"], labels, weights)
+        return reports
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors only: regions and rules as dictionaries, so that it loads with weights_only=True."""
+        state = super().state_dict()
+        state["param_groups"] = [
+            {**group, "region": group["region"] and group["region"].plain(), "rescale": group["rescale"].plain()}
+            for group in state["param_groups"]
+        ]
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = [
+            {
+                **group,
+                "region": group["region"] and Ball.from_plain(group["region"]),
+                "rescale": Rescale.from_plain(group["rescale"]),
+            }
+            for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict({**state_dict, "param_groups": groups})
+        # The base class casts state to the dtype of the parameter: take the float32 values of half-precision ones as saved.
+        saved = state_dict["state"]
+        ids = (i for group in groups for i in group["params"])
+        for p, i in zip((p for group in self.param_groups for p in group["params"]), ids, strict=True):
+            for key, value in saved.get(i, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[p][key] = value.to(device=p.device, copy=True)
+        self._stacks = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_on_nonfinite": self._on_nonfinite, "_check_every": self._check_every}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepare()

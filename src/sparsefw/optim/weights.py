@@ -1,0 +1,47 @@
+"""The tensor a step changes: the weight itself, or the float32 copy of a half-precision one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
+State = dict[str, Any]
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a step computes in: steps of 1e-3 vanish in the rounding of half precision."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def working_weight(p: Tensor, state: State) -> Tensor:
+    """The weight, or its float32 copy kept in the state; where the weight was changed from outside, the copy follows."""
+    if p.dtype not in HALF:
+        return p
+    if "master" not in state:
+        state["master"] = p.detach().float()
+    elif state["master"].device != p.device:
+        state["master"] = state["master"].to(p.device)
+    master = state["master"]
+    master.copy_(torch.where(p == master.to(p.dtype), master, p.float()))
+    return master
+
+
+def write_back(params: Iterable[Tensor], states: Iterable[State]) -> None:
+    """Round the float32 copies into the half-precision weights."""
+    for p, state in zip(params, states, strict=True):
+        if p.dtype in HALF:
+            p.copy_(state["master"])
+
+
+def state_buffer(state: State, key: str, like: Tensor) -> Tensor:
+    """state[key] as a buffer of `like`'s kind: zeros where there is none yet, moved where the parameter was."""
+    buffer = state.get(key)
+    if buffer is None:
+        state[key] = torch.zeros_like(like)
+    elif buffer.device != like.device or buffer.dtype != like.dtype:
+        state[key] = buffer.to(like)
+    return state[key]

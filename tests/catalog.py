@@ -1,0 +1,53 @@
+"""The lists that tests run over: a region, a rule or a shape is tested by being listed here."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sparsefw import geometry as geo
+from sparsefw.geometry import Ball
+from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled
+
+SHAPES = [(7,), (1,), (5, 4), (4, 5), (6, 3, 2, 2), (1, 5), (5, 1)]
+RULES = [Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True)]
+
+
+def regions(shape: tuple[int, ...], radius: float = 1.5, exact: bool = True) -> list[Ball]:
+    """Every named region on this shape, with k at both ends and in between."""
+    entries, rows = math.prod(shape), shape[0]
+    rank = min(rows, entries // rows)
+    solver = geo.ExactSVD() if exact else geo.WarmSubspace()
+    found = [geo.LpBall(p, radius) for p in (1, 1.4, 2, 3.0, math.inf)]
+    for k in sorted({1, max(1, entries // 3), entries}):
+        found += [geo.KSparsePolytope(k, radius), geo.KSupportBall(k, radius)]
+    found += [geo.GroupLassoBall(radius), geo.NuclearBall(radius, solver), geo.SpectralBall(radius, solver)]
+    for k in sorted({1, max(1, rows // 2), rows}):
+        found.append(geo.GroupKSupportBall(k, radius))
+    for k in sorted({1, max(1, rank // 2), rank}):
+        found += [geo.SpectralKSupportBall(k, radius, solver), geo.SpectralKSparse(k, radius, solver)]
+    if len(shape) > 1:
+        found += [geo.NMBall(2, 4, radius), geo.NMBall(1, 2, radius), geo.NMBall(3, 3, radius)]
+        found.append(geo.GroupKSupportBall(max(1, shape[1] // 2), radius, axis=1))
+    labels = torch.arange(entries) % min(entries, 3)
+    found.append(geo.GroupKSupportBall(1 if entries == 1 else min(2, int(labels.max()) + 1), radius, labels=labels))
+    return found
+
+
+CASES = [(shape, region) for shape in SHAPES for region in regions(shape)]
+IDS = [f"{'x'.join(map(str, shape))}-{region}" for shape, region in CASES]
+
+
+def gaussian(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def random_points(region: Ball, shape: tuple[int, ...], count: int, seed: int = 0) -> torch.Tensor:
+    """Feasible points: Gaussian directions scaled to random norms up to the radius, and averages of two vertices."""
+    points = gaussian((count, *shape), seed)
+    scale = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * region.radius
+    norms = region.norm(points, stacked=True)
+    scaled = points * (scale / norms).view(-1, *[1] * len(shape))
+    vertices = region.lmo(gaussian((2 * count, *shape), seed + 1), stacked=True)
+    return torch.cat([scaled, (vertices[:count] + vertices[count:]) / 2])

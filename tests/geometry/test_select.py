@@ -1,0 +1,34 @@
+"""Exactly k largest, on both ways that select takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsefw.geometry.select import _PARTITION_FROM, keep_top_k
+
+
+@pytest.mark.parametrize("count", [17, _PARTITION_FROM + 5])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.999, 1.0])
+def test_keeps_exactly_k_of_random_and_of_tied_entries(count, share):
+    k = max(1, int(share * count))
+    generator = torch.Generator().manual_seed(0)
+    for m in (torch.rand(3, count, generator=generator), torch.randint(1, 4, (3, count), generator=generator).float()):
+        kept = keep_top_k(m, k)
+        assert (kept > 0).sum(-1).tolist() == [k] * 3
+        expected = m.sort(dim=-1, descending=True).values[:, :k].sum(-1)
+        torch.testing.assert_close(kept.sum(-1), expected)
+        assert torch.equal(kept[kept > 0], m[kept > 0])
+
+
+def test_zeros_are_never_raised():
+    m = torch.zeros(2, _PARTITION_FROM + 1)
+    m[0, 3] = 2.0
+    kept = keep_top_k(m, 10)
+    assert kept.sum().item() == 2.0
+
+
+def test_survives_compilation():
+    m = torch.rand(2, _PARTITION_FROM + 1)
+    compiled = torch.compile(keep_top_k, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(m, 100), keep_top_k(m, 100))
