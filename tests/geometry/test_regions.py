@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from catalog import CASES, IDS, gaussian, random_points, regions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
+from catalog import CASES, IDS, gaussian, random_points, regions
 from sparsefw import geometry as geo
 from sparsefw.geometry import Ball
 
@@ -301,7 +301,9 @@ def test_k_support_norm_against_its_variational_form(values, data):
     else:
         c = optimize.brentq(lambda c: np.minimum(1, c * x).sum() - k, 1e-9, 1 / x.min() + 1, xtol=1e-15)
         expected = math.sqrt(float((x**2 / np.minimum(1, c * x)).sum()))
-    assert float(geo.KSupportBall(k).norm(torch.tensor(values, dtype=torch.float64))) == pytest.approx(expected, rel=1e-9)
+    assert float(geo.KSupportBall(k).norm(torch.tensor(values, dtype=torch.float64))) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -377,7 +379,9 @@ def test_limits():
     same(geo.LpBall(2.0), geo.LpBall(2), shape)
 
 
-@pytest.mark.parametrize("make", [geo.KSupportBall, geo.KSparsePolytope, geo.GroupKSupportBall, geo.SpectralKSupportBall])
+@pytest.mark.parametrize(
+    "make", [geo.KSupportBall, geo.KSparsePolytope, geo.GroupKSupportBall, geo.SpectralKSupportBall]
+)
 def test_norm_falls_and_dual_norm_rises_with_k(make):
     x = gaussian((5, 7), 0)
     norms = [float(make(k).norm(x)) for k in range(1, 6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from catalog import gaussian
 
+from catalog import gaussian
 from sparsefw import geometry as geo
 from sparsefw.geometry import subspace
 
@@ -19,7 +19,9 @@ def test_orthonormal_columns_with_the_same_span(dtype):
     P = gaussian((3, 20, 6), 0, dtype) * torch.logspace(0, -4, 6)
     Q = subspace.orthonormal(P)
     eye = torch.eye(6, dtype=dtype).expand(3, 6, 6)
-    torch.testing.assert_close(Q.mT @ Q, eye, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-11)  # the shift is 1e-12
+    torch.testing.assert_close(
+        Q.mT @ Q, eye, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-11
+    )  # the shift is 1e-12
     torch.testing.assert_close(Q @ (Q.mT @ P), P, rtol=1e-4, atol=1e-6)
 
 

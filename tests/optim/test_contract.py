@@ -7,10 +7,10 @@ import io
 
 import pytest
 import torch
-from catalog import gaussian
 from torch import nn
 from torch.nn import functional as F
 
+from catalog import gaussian
 from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import Diameter
@@ -320,7 +320,7 @@ def test_weights_outside_of_their_region_are_pulled_in_once():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore")  # the compiler itself warns of its own past
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
 def test_compiled_step(kind):
     net, twin = network(), network()

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from catalog import gaussian
 from torch import nn
 
+from catalog import gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from catalog import gaussian
 from torch import nn
 
+from catalog import gaussian
 from sparsefw import SFW
 
 
 def parameters():
-    return [nn.Parameter(gaussian(shape, seed, torch.float32)) for seed, shape in enumerate([(4, 3), (7,), (2, 3, 3, 3)])]
+    return [
+        nn.Parameter(gaussian(shape, seed, torch.float32)) for seed, shape in enumerate([(4, 3), (7,), (2, 3, 3, 3)])
+    ]
 
 
 def run(params, optimizer, steps=12):

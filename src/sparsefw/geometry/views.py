@@ -102,7 +102,7 @@ class Partition:
         missing = sorted(set(range(self.count)) - set(self.labels.unique().tolist()))
         if missing or int(self.labels.min()) < 0:
             raise ValueError(
-                f"group labels must be 0 .. {self.count - 1} without gaps (unused: {missing[:5]}, lowest: {int(self.labels.min())})"
+                f"group labels must be 0 .. {self.count - 1} without gaps: {missing[:5]} unused, {int(self.labels.min())} lowest"
             )
         self._digest = hashlib.sha256(self.labels.numpy().tobytes()).hexdigest()
         self._moved: dict[torch.device, Tensor] = {}

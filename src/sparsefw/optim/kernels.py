@@ -7,6 +7,7 @@ device, or None where the host already knows that all gradients are finite: wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -141,15 +142,15 @@ def adamw_update(
 ) -> None:  # fmt: skip
     """theta <- (1 - lr wd) theta - lr mean^ / (sqrt(square^) + eps), with ^ the bias-corrected averages (Loshchilov & Hutter)."""
     live = 1.0 if healthy is None else healthy.to(theta[0].dtype)
-    torch._foreach_add_(steps, live)
     for p, g, a, s, t in zip(theta, gradients, mean, square, steps, strict=True):
-        g = g.to(p.dtype)
+        t.add_(live)
         a.lerp_(g, (1 - betas[0]) * live)
         s.mul_(1 - (1 - betas[1]) * live).addcmul_(g, g, value=1 - betas[1])
         taken = t.clamp(min=1)  # a masked first step has taken none
-        root = (s / (1 - betas[1] ** taken)).sqrt_().add_(eps)
+        first, second = (-torch.expm1(taken * math.log(beta)) if beta else 1.0 for beta in betas)  # 1 - beta^t
+        root = (s / second).sqrt_().add_(eps)
         p.mul_(1 - lr * weight_decay * live)
-        p.sub_((a / (1 - betas[0] ** taken)).div_(root).mul_(lr * live))
+        p.sub_((a / first).div_(root).mul_(lr * live))
 
 
 def _if_healthy(value: float | Tensor, otherwise: float, healthy: Tensor, dtype: torch.dtype) -> Tensor:

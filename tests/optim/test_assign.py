@@ -1,0 +1,215 @@
+"""constrain: who gets which region, how large, and what is said about it."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sparsefw import SFW, Rule, constrain
+from sparsefw import geometry as geo
+from sparsefw.optim import default_w, initial_norm
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.bn = nn.BatchNorm2d(16)
+        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, groups=4), nn.Conv2d(16, 8, 1))
+        self.up = nn.ConvTranspose2d(8, 6, 2)
+        self.fc = nn.Linear(6, 10)
+
+
+def regions_by_name(groups) -> dict[str, geo.Ball | None]:
+    return {name: group["region"] for group in groups for name, _ in group["params"]}
+
+
+CONVS = ["stem.weight", "body.0.weight", "body.1.weight", "up.weight"]
+
+
+@pytest.mark.parametrize(
+    ("what", "constrained", "name"),
+    [
+        ("filters", CONVS, "GroupKSupportBall"),
+        ("rank", CONVS, "SpectralKSupportBall"),
+        ("weights", [*CONVS, "fc.weight"], "KSupportBall"),
+        ("neurons", ["fc.weight"], "GroupKSupportBall"),
+        ("2:4", [*CONVS, "fc.weight"], "NMBall"),
+    ],
+)
+def test_words_name_regions_and_layers(what, constrained, name):
+    net = Net()
+    found = regions_by_name(constrain(net, what, k=None if ":" in what else 0.5, w=2.0, report=None))
+    assert set(found) == {n for n, _ in net.named_parameters()}
+    assert [n for n, region in found.items() if region is not None and region.name == name] == constrained or (
+        sorted(n for n, r in found.items() if r is not None) == sorted(constrained)
+    )
+    assert all(found[n].name == name for n in constrained)
+
+
+def test_k_as_count_and_as_fraction():
+    net = Net()
+    by_fraction = regions_by_name(constrain(net, "filters", k=0.3, w=1.0, report=None))
+    assert [by_fraction[n].gauge.k for n in CONVS] == [4, 4, 2, 1]  # floor(.3 * 16), .., floor(.3 * 6)
+    by_count = regions_by_name(constrain(net, "filters", k=1, w=1.0, report=None))
+    assert [by_count[n].gauge.k for n in CONVS] == [1, 1, 1, 1]
+    whole = regions_by_name(constrain(net, "filters", k=1.0, w=1.0, report=None))
+    assert [whole[n].gauge.k for n in CONVS] == [16, 16, 8, 6]
+    tenths = nn.Sequential(nn.Conv2d(1, 10, 1))
+    assert regions_by_name(constrain(tenths, "filters", k=0.3, w=1.0, report=None))["0.weight"].gauge.k == 3
+
+
+def test_radius_is_w_times_the_norm_of_the_default_initialisation():
+    """16 filters: sqrt(16 / 3) whatever the model's own initialisation; and the model is not touched."""
+    net = Net()
+    nn.init.constant_(net.stem.weight, 7.0)
+    before = copy.deepcopy(net.state_dict())
+    state = torch.random.get_rng_state()
+    found = regions_by_name(constrain(net, "filters", k=0.5, w=3.0, report=None))
+    assert found["stem.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
+    assert found["body.0.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(6, 32, 3),
+        nn.Conv2d(8, 32, 3, groups=2),
+        nn.ConvTranspose2d(32, 8, 3),
+        nn.Conv1d(4, 64, 5),
+        nn.Linear(40, 60),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_closed_form_matches_what_pytorch_draws(module, name):
+    torch.manual_seed(0)
+    squares = []
+    for _ in range(200):
+        module.reset_parameters()
+        squares.append(float(module.get_parameter(name).detach().square().sum()))
+    assert initial_norm(module, name, module.get_parameter(name)) == pytest.approx(
+        math.sqrt(sum(squares) / 200), rel=0.05
+    )
+
+
+def test_other_layers_are_measured_on_a_copy():
+    embedding, norm = nn.Embedding(50, 20), nn.BatchNorm2d(9)
+    nn.init.zeros_(embedding.weight)
+    assert initial_norm(embedding, "weight", embedding.weight) == pytest.approx(math.sqrt(1000), rel=0.05)
+    assert bool((embedding.weight == 0).all())
+    assert initial_norm(norm, "weight", norm.weight) == pytest.approx(3.0)
+    assert initial_norm(norm, "bias", norm.bias) == 0  # not the weight's, although their shapes are equal
+    with pytest.raises(ValueError, match="no reset_parameters"):
+        initial_norm(nn.PReLU.__mro__[1](), "weight", torch.ones(1))
+
+
+def test_k_sparse_radius_follows_from_the_diameter():
+    """D = 2 w ||theta_init|| = 2 r sqrt(k): the radius of the k-sparse polytope shrinks with k, of k-support it does not."""
+    net = nn.Sequential(nn.Linear(10, 12))
+    for k in (4, 9):
+        polytope = regions_by_name(constrain(net, geo.KSparsePolytope, k=k, w=1.0, report=None))
+        assert polytope["0.weight"].radius == pytest.approx(math.sqrt(12 / 3) / math.sqrt(k))
+        support = regions_by_name(constrain(net, geo.KSupportBall, k=k, w=1.0, report=None))
+        assert support["0.weight"].radius == pytest.approx(math.sqrt(12 / 3))
+
+
+def test_w_defaults_to_what_the_number_of_steps_needs():
+    assert default_w(39_000) == pytest.approx(20)
+    assert default_w(390) == pytest.approx(0.2)
+    assert default_w(10**6) == 50
+    said = []
+    constrain(Net(), "filters", k=0.5, steps=3900, report=said.append)
+    assert "w = 2, for 3900 steps" in said[0]
+
+
+def test_table_lists_every_parameter():
+    said = []
+    net = Net()
+    net.fc.bias.requires_grad_(False)
+    groups = constrain(net, "filters", k=0.25, w=1.0, report=said.append)
+    table = said[0]
+    assert table == str(groups)
+    assert all(name in table for name, _ in net.named_parameters())
+    line = next(row for row in table.splitlines() if row.startswith("stem.weight"))
+    assert line.split() == ["stem.weight", "16x3x3x3", "GroupKSupportBall", "4", "of", "16", "2.309"]
+    assert "frozen, not trained: fc.bias" in table
+
+
+def test_rules_first_match_wins():
+    net = Net()
+    rules = [
+        Rule("stem.*", None),
+        Rule("body.*", "rank", k=2, w=5.0),
+        Rule("fc.weight", geo.KSparsePolytope, k=3, radius=0.5),
+        Rule("bn.weight", geo.KSupportBall, k=0.5),
+        Rule("*", "filters"),
+    ]
+    found = regions_by_name(constrain(net, rules, k=0.5, w=1.0, report=None))
+    assert found["stem.weight"] is None
+    assert found["body.0.weight"].name == "SpectralKSupportBall"
+    assert found["body.0.weight"].gauge.k == 2
+    assert found["fc.weight"] == geo.KSparsePolytope(3, 0.5)
+    assert found["bn.weight"].radius == pytest.approx(4.0)
+    assert found["up.weight"].name == "GroupKSupportBall"
+    assert found["bn.bias"] is None
+
+
+def test_transposed_convolutions_are_grouped_by_output_channel():
+    net = nn.Sequential(nn.ConvTranspose2d(5, 3, 2))
+    groups = constrain(net, "filters", k=1, w=100.0, report=None)
+    optimizer = SFW(groups, lr=0.1)
+    before = net[0].weight.detach().clone()
+    net[0].weight.grad = torch.zeros_like(net[0].weight)
+    net[0].weight.grad[:, 1] = 1.0
+    net[0].bias.grad = torch.zeros(3)
+    optimizer.step()
+    eta = optimizer.diagnostics()[0].step_size
+    for channel in (0, 2):
+        torch.testing.assert_close(net[0].weight.detach()[:, channel], (1 - eta) * before[:, channel])
+    assert not torch.allclose(net[0].weight.detach()[:, 1], (1 - eta) * before[:, 1])
+
+
+def test_tied_weights_are_listed_once():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    groups = constrain(net, "neurons", k=1, w=1.0, report=None)
+    assert [name for g in groups for name, _ in g["params"]] == ["0.weight", "0.bias", "1.bias"]
+    SFW(groups)
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("filter", dict(k=0.2, w=1.0), "did you mean 'filters'"),
+        ("filters", dict(k=0.2), "give steps .* or w"),
+        ("filters", dict(w=1.0), "give k"),
+        ("filters", dict(k=0.0, w=1.0), r"k=0.0 as a fraction must be in \(0, 1\]"),
+        ("filters", dict(k=1.5, w=1.0), "write an int for a count"),
+        ("filters", dict(k=17, w=1.0), "between 1 and the 16"),
+        ("filters", dict(k=0, w=1.0), "between 1 and the 16"),
+        ("filters", dict(k=True, w=1.0), "k must be an int"),
+        ("filters", dict(k="0.2", w=1.0), "k must be an int"),
+        ("filters", dict(k=0.2, steps=0), "steps must be at least 1"),
+        ("3:2", dict(w=1.0), "N <= M"),
+        ([Rule("bodi.*", "filters")], dict(k=0.2, w=1.0), "did you mean 'body"),
+        ([Rule("bn.*", "filters")], dict(k=0.2, w=1.0), "none of bn.weight, bn.bias is the weight of a Conv1d"),
+        ([Rule("bn.bias", geo.KSupportBall)], dict(k=0.2, w=1.0), "starts at zero"),
+        ([Rule("body.*weight", "filters", coupled=True)], dict(k=0.2, w=1.0), "same length along their group axis"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(what, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        SFW(constrain(Net(), what, report=None, **options))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_such_layers_is_an_error():
+    with pytest.raises(ValueError, match="is the weight of a Conv1d"):
+        constrain(nn.Sequential(nn.Linear(3, 3)), "filters", k=0.2, w=1.0)
