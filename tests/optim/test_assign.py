@@ -188,7 +188,7 @@ def test_tied_weights_are_listed_once():
     ("what", "options", "message"),
     [
         ("filter", dict(k=0.2, w=1.0), "did you mean 'filters'"),
-        ("filters", dict(k=0.2), "give steps .* or w"),
+        ("filters", dict(k=0.2), "give steps .*or w"),
         ("filters", dict(w=1.0), "give k"),
         ("filters", dict(k=0.0, w=1.0), r"k=0.0 as a fraction must be in \(0, 1\]"),
         ("filters", dict(k=1.5, w=1.0), "write an int for a count"),
@@ -196,7 +196,7 @@ def test_tied_weights_are_listed_once():
         ("filters", dict(k=0, w=1.0), "between 1 and the 16"),
         ("filters", dict(k=True, w=1.0), "k must be an int"),
         ("filters", dict(k="0.2", w=1.0), "k must be an int"),
-        ("filters", dict(k=0.2, steps=0), "steps must be at least 1"),
+        ("filters", dict(k=0.2, steps=0), "steps must be a whole number"),
         ("3:2", dict(w=1.0), "N <= M"),
         ([Rule("bodi.*", "filters")], dict(k=0.2, w=1.0), "did you mean 'body"),
         ([Rule("bn.*", "filters")], dict(k=0.2, w=1.0), "none of bn.weight, bn.bias is the weight of a Conv1d"),
@@ -213,3 +213,111 @@ def test_bad_requests_are_one_clear_line(what, options, message):
 def test_a_model_without_such_layers_is_an_error():
     with pytest.raises(ValueError, match="is the weight of a Conv1d"):
         constrain(nn.Sequential(nn.Linear(3, 3)), "filters", k=0.2, w=1.0)
+
+
+def test_networks_without_normalisation_get_larger_regions():
+    """Without BatchNorm or the like the scale of a weight matters: a region far inside of the start would stop learning."""
+    plain = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4))
+    assert regions_by_name(constrain(plain, "neurons", k=0.2, steps=600, report=None))[
+        "0.weight"
+    ].radius == pytest.approx(3 * math.sqrt(64 / 3))
+    normed = nn.Sequential(nn.Linear(20, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 4))
+    found = regions_by_name(constrain(normed, "neurons", k=0.2, steps=600, report=None))
+    assert found["0.weight"].radius == pytest.approx(20 * 600 / 39_000 * math.sqrt(64 / 3))
+
+
+def test_n_m_blocks_run_along_the_inputs_also_of_transposed_convolutions():
+    net = nn.Sequential(nn.ConvTranspose2d(8, 12, 3))
+    region = regions_by_name(constrain(net, "2:4", w=1.0, report=None))["0.weight"]
+    v = region.lmo(torch.randn(8, 12, 3, 3))
+    assert bool(((v != 0).unflatten(0, (2, 4)).sum(1) == 2).all())
+
+
+def test_layers_on_which_a_word_makes_no_sense_are_left_out_and_listed():
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 16, 3, groups=4))
+    groups = constrain(net, "2:4", w=1.0, report=None)
+    found = regions_by_name(groups)
+    assert found["0.weight"] is None
+    assert found["1.weight"] is not None
+    assert "1 input channels: nothing to choose" in str(groups)
+    groups = constrain(net, "filters", k=0.25, w=1.0, report=None)
+    assert regions_by_name(groups)["2.weight"] is None
+    assert "grouped transposed" in str(groups)
+
+
+def test_a_word_means_weights_whatever_the_types():
+    net = nn.Sequential(nn.Linear(6, 5))
+    found = regions_by_name(constrain(net, [Rule("*", "rank", k=2, types=(nn.Linear,))], w=1.0, report=None))
+    assert found["0.weight"].name == "SpectralKSupportBall"
+    assert found["0.bias"] is None
+
+
+def test_tied_weights_are_found_under_every_name():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(10, 6)
+            self.out = nn.Linear(6, 10, bias=False)
+            self.out.weight = self.embedding.weight
+
+    net = Tied()
+    for what in ("neurons", [Rule("out.weight", "neurons")]):
+        groups = constrain(net, what, k=0.5, w=1.0, report=None)
+        assert groups[0]["region"].radius == pytest.approx(math.sqrt(10 / 3))
+        assert "embedding.weight = out.weight" in str(groups)
+
+
+def test_footer_names_the_w_that_was_used():
+    mixed = constrain(Net(), [Rule("stem.*", "filters", w=2.0), Rule("*", "filters")], k=0.2, w=9.0, report=None)
+    assert mixed.notes == ["w = 9"]
+    only = constrain(Net(), [Rule("*", "filters", w=2.0)], k=0.2, w=9.0, report=None)
+    assert only.notes == []
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "message"),
+    [
+        ("2:4", dict(k=0.3, w=1.0), "2:4 takes no k"),
+        ("filters", dict(k=0.2, w=1.0, steps=10), "give one"),
+        ("filters", dict(k=0.2, steps="100"), "steps must be a whole number"),
+        ("filters", dict(k=0.2, w=-1.0), "w must be a positive"),
+        ("filters", dict(k=0.2, w="2"), "w must be a positive"),
+        (None, dict(k=0.2, w=1.0), "what to constrain must be one of"),
+        (["filters"], dict(k=0.2, w=1.0), "what to constrain must be one of"),
+        ([], dict(k=0.2, w=1.0), "what to constrain must be one of"),
+        (geo.KSupportBall(3), dict(w=1.0), "kind is a region already"),
+        (geo.LpBall, dict(w=1.0), "LpBall needs p too"),
+        ([Rule("fc.weight", geo.Simplex)], dict(w=1.0), "Simplex makes no ball"),
+        ([Rule("*", None), Rule("stem.weight", "filters", k=0.2)], dict(w=1.0), "an earlier rule takes everything"),
+    ],
+)
+def test_requests_that_would_be_ignored_or_fail_late_are_refused(what, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        constrain(Net(), what, report=None, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rule("a", None, k=0.2), "has no kind"),
+        (lambda: Rule("a", "filters", w=1.0, radius=2.0), "give one"),
+        (lambda: Rule("a", geo.GroupLassoBall, k=0.3), "takes no k"),
+        (lambda: Rule("a", "filters", types="Linear"), "tuple of module classes"),
+    ],
+)
+def test_contradictory_rules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_rule_alone_and_a_model_that_is_none():
+    assert (
+        regions_by_name(constrain(Net(), Rule("stem.*", "filters"), k=0.5, w=1.0, report=None))["stem.weight"]
+        is not None
+    )
+    with pytest.raises(ValueError, match=r"needs a torch\.nn\.Module"):
+        constrain(Net().parameters(), "filters", k=0.2, w=1.0)
+    frozen = Net().requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        constrain(frozen, "filters", k=0.2, w=1.0)

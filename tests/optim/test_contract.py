@@ -296,8 +296,13 @@ def test_gradients_that_cannot_be_stepped_are_refused(change, message):
         ({"region": "filters"}, {}, "must be a Ball"),
         ({"rescale": "gradient"}, {}, "rescale must be one of"),
         ({"rest": "lion"}, {}, "'sgd' or 'adamw'"),
-        ({"lr": -1.0}, {}, "lr must not be negative"),
-        ({"lr": float("nan")}, {}, "lr must not be negative"),
+        ({"lr": -1.0}, {}, "lr must be a finite number of at least 0"),
+        ({"lr": float("nan")}, {}, "lr must be a finite number of at least 0"),
+        ({"lr": "0.1"}, {}, "lr must be a finite number"),
+        ({"lr": torch.tensor(-0.1)}, {}, "lr must be a finite number"),
+        ({"lr": torch.tensor([0.1, 0.2])}, {}, "lr must be a finite number"),
+        ({"adam_betas": (1.0, 2.0)}, {}, "adam_betas must be two numbers"),
+        ({"adam_eps": -1.0}, {}, "adam_eps must be a finite number"),
         ({"nesterov": True, "momentum": 0.0}, {}, "nesterov needs"),
         ({"region": geo.GroupKSupportBall(9)}, {}, "k=9 is more than the 3"),
         ({"coupled": True, "region": geo.GroupKSupportBall(1), "axes": [0, 0]}, {}, "axes needs 1"),
@@ -333,3 +338,85 @@ def test_compiled_step(kind):
             run()
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_making_an_optimizer_for_trained_weights_does_not_touch_them(kind):
+    """The usual order of resuming: load the model, make the optimizer, load its state. Large steps end on the boundary."""
+    net = network()
+    optimizer = optimizer_of(net, kind, lr=5.0)
+    for step in range(20):
+        train(net, optimizer, range(step, step + 1))
+        twin = copy.deepcopy(net)
+        optimizer_of(twin, kind, lr=5.0)
+        assert equal(net, twin)
+
+
+def test_a_group_given_another_region_enters_it():
+    net = network()
+    optimizer = optimizer_of(net)
+    train(net, optimizer, range(3))
+    smaller = optimizer.param_groups[0]["region"].with_radius(0.05)
+    optimizer.param_groups[0]["region"] = smaller
+    train(net, optimizer, range(3, 4))
+    assert all(report.norm <= 1 + 1e-5 for report in optimizer.diagnostics())
+    optimizer.param_groups[0]["region"] = geo.GroupKSupportBall(999)
+    with pytest.raises(ValueError, match="k=999 is more than"):
+        train(net, optimizer, range(4, 5))
+
+
+def test_rest_has_its_own_learning_rate():
+    optimizer = optimizer_of(network(), rest="adamw", rest_lr=1e-3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1] * (len(optimizer.param_groups) - 1) + [1e-3]
+
+
+def test_keys_that_would_be_ignored_are_refused():
+    p = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match="did you mean 'region'"):
+        SFW([{"params": [p], "regoin": geo.GroupKSupportBall(1)}])
+    with pytest.raises(ValueError, match="weight_decay has no effect"):
+        SFW([{"params": [p], "region": geo.GroupKSupportBall(1), "weight_decay": 1e-3}])
+    with pytest.raises(ValueError, match="has neither"):
+        SFW([{"params": [p], "region": geo.KSupportBall(1), "axes": [1]}])
+    SFW(SFW([{"params": [p], "region": geo.GroupKSupportBall(1)}], weight_decay=1e-3).param_groups, weight_decay=1e-3)
+
+
+def test_nan_weights_are_refused_by_name():
+    p = nn.Parameter(torch.full((3, 3), float("nan")))
+    for region in (geo.GroupKSupportBall(1), None):
+        with pytest.raises(ValueError, match=r"layer\.weight: holds NaN"):
+            SFW([{"params": [("layer.weight", p)], "region": region}])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.clear(), "not a state_dict"),
+        (lambda s: s["param_groups"].pop(), "other param groups"),
+        (lambda s: s["param_groups"][0].pop("region"), "region is missing"),
+        (lambda s: s["param_groups"][0].update(region="ball"), "its region"),
+        (lambda s: s["param_groups"][0]["region"]["gauge"].update(k=99), "k=99 is more than"),
+        (lambda s: s["param_groups"][0]["region"]["gauge"].update(type="Evil"), "unknown part"),
+        (lambda s: s["param_groups"][0].update(lr=-3.0), "lr must be a finite number"),
+        (lambda s: s["param_groups"][0].update(rescale={"type": "x"}), "unknown step-size rule"),
+        (lambda s: s["state"][0].update(momentum=torch.ones(2, 2)), "0.weight: has the shape"),
+    ],
+)
+def test_state_dicts_that_do_not_fit_are_refused_whole(change, message):
+    net = network()
+    optimizer = optimizer_of(net)
+    train(net, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    broken = copy.deepcopy(before)
+    change(broken)
+    with pytest.raises(ValueError, match=message) as caught:
+        optimizer.load_state_dict(broken)
+    assert "\n" not in str(caught.value)
+    assert str(optimizer.state_dict()) == str(before)
+    train(net, optimizer, range(2, 3))
+
+
+def test_a_plain_sgd_state_is_refused():
+    net = network()
+    with pytest.raises(ValueError, match="other param groups"):
+        optimizer_of(net).load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())

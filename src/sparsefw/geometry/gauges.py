@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -73,8 +74,8 @@ class Lp(Gauge):
     p: float
 
     def __post_init__(self) -> None:
-        if not self.p >= 1:
-            raise ValueError(f"p must be at least 1 (inf allowed), got {self.p}: below 1 the ball is not convex")
+        if not isinstance(self.p, (int, float)) or not self.p >= 1:
+            raise ValueError(f"p must be at least 1 (inf allowed), got {self.p!r}: below 1 the ball is not convex")
 
     @property
     def q(self) -> float:
@@ -128,7 +129,7 @@ class KSparse(Gauge):
     tip = Tip.FLAT
 
     def __post_init__(self) -> None:
-        _check_count("k", self.k)
+        object.__setattr__(self, "k", _count("k", self.k))
 
     def norm(self, m: Tensor) -> Tensor:
         return torch.maximum(m.amax(-1), m.sum(-1) / self.k)
@@ -163,7 +164,7 @@ class KSupport(Gauge):
     tip = Tip.PROPORTIONAL
 
     def __post_init__(self) -> None:
-        _check_count("k", self.k)
+        object.__setattr__(self, "k", _count("k", self.k))
 
     def norm(self, m: Tensor) -> Tensor:
         """norm^2 = (the j largest entries)^2 + (sum of the others)^2 / (k - j), for the right j < k.
@@ -219,7 +220,8 @@ class NM(Gauge):
     tip = Tip.CURVED
 
     def __post_init__(self) -> None:
-        _check_count("n", self.n)
+        object.__setattr__(self, "n", _count("n", self.n))
+        object.__setattr__(self, "m", _count("m", self.m))
         if not self.n <= self.m:
             raise ValueError(f"N:M needs N <= M, got {self.n}:{self.m}")
 
@@ -270,9 +272,10 @@ def ones_where_nonzero(m: Tensor) -> Tensor:
     return m / torch.where(m == 0, 1, m)
 
 
-def _check_count(name: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def _count(name: str, value: int) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
 
 
 def _check_fits(name: str, value: int, count: int) -> None:

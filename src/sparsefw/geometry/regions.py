@@ -26,7 +26,7 @@ from sparsefw.geometry.projections import onto_simplex
 from sparsefw.geometry.views import Elements, ExactSVD, Groups, Partition, Spectrum, View, WarmSubspace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ball:
     """{ x : gauge.norm(view(x)) <= radius }: convex, compact, symmetric about 0."""
 
@@ -35,8 +35,8 @@ class Ball:
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.radius > 0 and math.isfinite(self.radius)):
-            raise ValueError(f"the radius of a region must be positive and finite, got {self.radius}")
+        if not (isinstance(self.radius, (int, float)) and 0 < self.radius < math.inf):
+            raise ValueError(f"the radius of a region must be a positive, finite number, got {self.radius!r}")
         if isinstance(self.gauge, NM) != (isinstance(self.view, Elements) and self.view.block > 1):
             raise ValueError(
                 f"N:M needs entries in blocks along an axis, and only N:M does: use NMBall (got {self.gauge} of {self.view})"
@@ -94,8 +94,10 @@ class Ball:
 
     def count(self, shape: Sequence[int]) -> int:
         """How many magnitudes a tensor of this shape has; ValueError where the region is not defined on it."""
-        count = self.view.count(shape)
         try:
+            if len(shape) == 0:
+                raise ValueError("a scalar has no magnitudes to choose from")
+            count = self.view.count(shape)
             self.gauge.check(count)
         except ValueError as error:
             raise ValueError(f"{self} on a tensor of shape {tuple(shape)}: {error}") from None
@@ -129,7 +131,11 @@ class Ball:
 
     def __str__(self) -> str:
         details = ", ".join(f"{key}={value:g}" for key, value in vars(self.gauge).items())
+        if isinstance(self.view, Groups) and not self.view.rows:
+            details += f", {self.view.partition or f'axis={self.view.axis}'}"
         return f"{self.name}({details}{', ' if details else ''}radius={self.radius:.4g})"
+
+    __repr__ = __str__
 
     def _measure(self, gauge: Callable[[Tensor], Tensor], x: Tensor, stacked: bool) -> Tensor:
         scaled, scale = self._scaled(x, stacked)

@@ -184,6 +184,10 @@ class Spectrum(View):
 
     solver: ExactSVD | WarmSubspace = field(default_factory=WarmSubspace)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.solver, (ExactSVD, WarmSubspace)):
+            raise ValueError(f"solver must be ExactSVD() or WarmSubspace(), got {self.solver!r}")
+
     def split(self, x: Tensor) -> tuple[Tensor, Lift]:
         U, s, Vh = subspace.svd(x.reshape(x.shape[0], x.shape[1], -1))
         return s, lambda m: ((U * m.unsqueeze(-2)) @ Vh).view(x.shape)
@@ -192,8 +196,6 @@ class Spectrum(View):
         return subspace.singular_values(x.reshape(x.shape[0], x.shape[1], -1))
 
     def count(self, shape: Shape) -> int:
-        if len(shape) == 0:
-            raise ValueError("a scalar has no spectrum")
         return min(shape[0], _numel(shape[1:]))
 
     def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:

@@ -1,60 +1,20 @@
-"""Which parameter gets which region: ordered rules, first match wins, everything listed, nothing guessed."""
+"""constrain: regions for the parameters that rules name, sized by their initialisation, and a table of who got what."""
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import inspect
 import math
-import re
+import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefw.geometry import NM, Ball, GroupKSupportBall, KSupportBall, NMBall, SpectralKSupportBall
+from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.views import Groups, Spectrum
-from sparsefw.optim.radius import CONVOLUTIONS, TRANSPOSED, default_w, initial_norm
-
-Make = Callable[..., Ball]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A word for a region and the layers it is meant for."""
-
-    make: Make
-    types: tuple[type[nn.Module], ...]
-
-
-KINDS: dict[str, Kind] = {
-    "filters": Kind(GroupKSupportBall, CONVOLUTIONS),
-    "rank": Kind(SpectralKSupportBall, CONVOLUTIONS),
-    "weights": Kind(KSupportBall, (*CONVOLUTIONS, nn.Linear)),
-    "neurons": Kind(GroupKSupportBall, (nn.Linear,)),
-}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Parameters whose name matches the glob, of modules of the given types, get a region.
-
-    kind      "filters", "rank", "weights", "neurons", "N:M" such as "2:4", a region constructor such as SpectralKSparse
-              (called as make(k=..., radius=...), or make(radius=...) where it takes no k), or None for no region
-    k         how many may grow: an int is a count, a float in (0, 1] a fraction of what the layer has
-    w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; `radius` sets it directly
-    types     module types; default: those of the kind's word, or any
-    coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
-    """
-
-    match: str = "*"
-    kind: str | Make | None = None
-    k: int | float | None = None
-    w: float | None = None
-    radius: float | None = None
-    types: tuple[type[nn.Module], ...] | None = None
-    coupled: bool = False
+from sparsefw.optim.radius import NORMALISATION, default_w, initial_norm
+from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name
 
 
 @dataclass
@@ -90,25 +50,9 @@ class ParamGroups(list[dict[str, Any]]):
     __repr__ = __str__
 
 
-@dataclass
-class _Candidate:
-    """A trainable parameter with the module that owns it."""
-
-    name: str
-    parameter: Tensor
-    module: nn.Module
-    local_name: str
-    rule: Rule | None = field(default=None)
-
-    @property
-    def axis(self) -> int:
-        """Where the output channels are: transposed convolutions keep them on axis 1."""
-        return 1 if isinstance(self.module, TRANSPOSED) and self.local_name == "weight" else 0
-
-
 def constrain(
     model: nn.Module,
-    what: str | Make | Sequence[Rule],
+    what: str | Make | Rule | Sequence[Rule],
     *,
     k: int | float | None = None,
     w: float | None = None,
@@ -125,16 +69,20 @@ def constrain(
 
     The model is not changed. (SFW itself pulls weights that start outside of their region onto its boundary.)
     """
-    rules = [Rule(kind=what)] if isinstance(what, str) or callable(what) else list(what)
-    if w is None and steps is not None:
-        w = default_w(steps)
-    rules = [
-        replace(rule, k=rule.k if rule.k is not None else k, w=rule.w if rule.w is not None else w) for rule in rules
-    ]
-    candidates = _assign(model, rules)
-    groups, rows = _groups(candidates, rules)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"constrain needs a torch.nn.Module, got {type(model).__name__}")
+    if w is not None and steps is not None:
+        raise ValueError("w and steps both say how large the regions are; give one")
+    rules, uses_w = _rules(what, k), w
+    if steps is not None:
+        uses_w = default_w(steps, _is_normalised(model))
+    rules = [rule if rule.kind is None or rule.radius or rule.w else replace(rule, w=uses_w) for rule in rules]
+    rules = [rule if rule.k is not None or not rule.takes_k else replace(rule, k=k) for rule in rules]
+    groups, rows = _groups(find(model, rules))
+    notes = []
+    if any(rule.w == uses_w for rule in rules) and uses_w is not None:
+        notes.append(f"w = {uses_w:.4g}" + (f", for {steps} steps" if steps is not None else ""))
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    notes = [f"w = {w:.4g}" + (f", for {steps} steps" if steps is not None else "")] if w is not None else []
     notes += [f"frozen, not trained: {', '.join(frozen)}"] if frozen else []
     result = ParamGroups(groups, rows, notes)
     if report is not None:
@@ -142,92 +90,77 @@ def constrain(
     return result
 
 
-def _assign(model: nn.Module, rules: Sequence[Rule]) -> list[_Candidate]:
-    candidates = [
-        _Candidate(name, p, model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
-    for rule in rules:
-        fitting = [c for c in candidates if fnmatch.fnmatchcase(c.name, rule.match) and _fits(c, rule)]
-        if not fitting:
-            raise ValueError(_nothing_matches(rule, candidates))
-        for c in fitting:
-            c.rule = c.rule or rule
-    return candidates
-
-
-def _fits(candidate: _Candidate, rule: Rule) -> bool:
-    types = rule.types if rule.types is not None else _types(rule.kind)
-    if types is not None and not isinstance(candidate.module, types):
-        return False
-    # A word means the weights of its layers, not their biases; a rule that names types or a constructor means what it says.
-    return rule.types is not None or types is None or candidate.local_name == "weight"
-
-
-def _types(kind: str | Make | None) -> tuple[type[nn.Module], ...] | None:
-    if not isinstance(kind, str):
-        return None
-    if re.fullmatch(r"\d+:\d+", kind):
-        return KINDS["weights"].types
-    if kind not in KINDS:
+def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None) -> list[Rule]:
+    if isinstance(what, (str, Ball)) or callable(what):
+        return [Rule(kind=what, k=k)]
+    rules: list[Any] = [what] if isinstance(what, Rule) else list(what) if isinstance(what, Sequence) else []
+    if not rules or not all(isinstance(rule, Rule) for rule in rules):
+        words = ", ".join(KINDS)
         raise ValueError(
-            f"unknown kind {kind!r}{_did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4"
+            f"what to constrain must be one of {words}, N:M, a function that makes a region, or Rules; got {what!r}"
         )
-    return KINDS[kind].types
+    return rules
 
 
-def _groups(candidates: Sequence[_Candidate], rules: Sequence[Rule]) -> tuple[list[dict[str, Any]], list[Row]]:
+def _is_normalised(model: nn.Module) -> bool:
+    return any(isinstance(module, NORMALISATION) for module in model.modules())
+
+
+def _groups(candidates: Sequence[Candidate]) -> tuple[list[dict[str, Any]], list[Row]]:
     """One param group per distinct region, one per coupled rule, and one for the rest."""
-    by_region: dict[tuple[Ball, int], list[_Candidate]] = {}
-    rest: list[_Candidate] = []
-    described: dict[str, Row] = {}
-    groups: list[dict[str, Any]] = []
+    by_region: dict[tuple[Ball, int], list[Candidate]] = {}
+    by_rule: dict[Rule, list[Candidate]] = {}
+    rest: list[Candidate] = []
+    described: dict[Tensor, Row] = {}
     for c in candidates:
-        shape = tuple(c.parameter.shape)
-        if c.rule is None or c.rule.kind is None:
+        rule = c.rule
+        reason = "" if rule is None or rule.kind is None else _unfit(rule, c)
+        if rule is None or rule.kind is None or reason:
             rest.append(c)
-            described[c.name] = Row(c.name, shape, "-")
-        elif not c.rule.coupled:
-            region = _region(c.rule, [c])
-            by_region.setdefault((region, c.axis if _by_axis(region) else 0), []).append(c)
-            described[c.name] = _row(c, region, _block_shape([c]))
-    for rule in rules:
-        members = [c for c in candidates if c.rule is rule] if rule.coupled else []
-        if members:
-            region = _region(rule, members)
-            groups.append(
-                {"params": _named(members), "region": region, "coupled": True, "axes": [c.axis for c in members]}
-            )
-            described.update(
-                {c.name: replace(_row(c, region, _block_shape(members)), name=f"{c.name} (coupled)") for c in members}
-            )
-    groups = [
+            described[c.parameter] = _row(c, None, (), reason)
+        elif rule.coupled:
+            by_rule.setdefault(rule, []).append(c)
+        else:
+            region = _region(rule, [c])
+            by_region.setdefault((region, c.axis if isinstance(region.view, (Groups, Spectrum)) else 0), []).append(c)
+            described[c.parameter] = _row(c, region, _block_shape([c]))
+    groups: list[dict[str, Any]] = [
         {"params": _named(cs), "region": region, "axes": [axis] if axis else None}
         for (region, axis), cs in by_region.items()
-    ] + groups
+    ]
+    for rule, cs in by_rule.items():
+        region = _region(rule, cs)
+        groups.append({"params": _named(cs), "region": region, "coupled": True, "axes": [c.axis for c in cs]})
+        described.update({c.parameter: _row(c, region, _block_shape(cs), "coupled") for c in cs})
     if rest:
         groups.append({"params": _named(rest), "region": None})
-    return groups, [described[c.name] for c in candidates]
+    return groups, [described[c.parameter] for c in candidates]
 
 
-def _region(rule: Rule, members: Sequence[_Candidate]) -> Ball:
-    """The rule's region for one block, with k counted in that block and the radius set from its initialisation."""
-    where = ", ".join(c.name for c in members)
-    kind, shape = rule.kind, _block_shape(members)
+def _unfit(rule: Rule, candidate: Candidate) -> str:
+    """Why a word's region makes no sense on this layer although its type fits; empty where it does."""
+    module, kind = candidate.found.module, rule.kind
+    if isinstance(kind, str) and candidate.transposed and getattr(module, "groups", 1) > 1:
+        return "grouped transposed: no axis of filters"
     if isinstance(kind, str) and ":" in kind:
-        n, m = map(int, kind.split(":"))
-        unit = NMBall(n, m)
-    else:
-        make = KINDS[kind].make if isinstance(kind, str) else kind
-        unit = _unit_ball(make, rule, shape, where)  # type: ignore[arg-type]
+        inputs = candidate.parameter.shape[0 if candidate.transposed else 1]
+        if inputs <= int(kind.split(":")[0]):
+            return f"{inputs} input channels: nothing to choose"
+    return ""
+
+
+def _region(rule: Rule, members: Sequence[Candidate]) -> Ball:
+    """The rule's region for one block, with k counted in that block and the radius set from its initialisation."""
+    where, shape = ", ".join(c.found.name for c in members), _block_shape(members)
+    unit = _unit_ball(rule, members, shape, where)
     if rule.radius is not None:
         return unit.with_radius(rule.radius)
     if rule.w is None:
-        raise ValueError(
-            f"{where}: how large may the region be? give steps (of the optimizer, in the whole training), or w, or a radius"
-        )
-    initial = math.sqrt(sum(initial_norm(c.module, c.local_name, c.parameter) ** 2 for c in members))
+        raise ValueError(f"{where}: how large may the region be? give steps (of the whole training), or w, or a radius")
+    try:
+        initial = math.sqrt(sum(initial_norm(c.found.module, c.found.local_name, c.parameter) ** 2 for c in members))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if initial == 0:
         raise ValueError(
             f"{where}: starts at zero, so no multiple of its initial norm is a region; give the rule a radius"
@@ -235,20 +168,27 @@ def _region(rule: Rule, members: Sequence[_Candidate]) -> Ball:
     return unit.with_diameter(2 * rule.w * initial, shape)
 
 
-def _unit_ball(make: Make, rule: Rule, shape: Sequence[int], where: str) -> Ball:
-    if "k" not in inspect.signature(make).parameters:
-        return make()
-    if rule.k is None:
+def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], where: str) -> Ball:
+    if isinstance(rule.kind, str) and ":" in rule.kind:
+        n, m = map(int, rule.kind.split(":"))
+        return NMBall(n, m, axis=0 if members[0].transposed else 1)
+    make: Make = KINDS[rule.kind].make if isinstance(rule.kind, str) else rule.kind  # type: ignore[assignment]
+    needs = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name != "k"]
+    if needs:
         raise ValueError(
-            f"{where}: how many may grow? give k, an int as a count or a float in (0, 1] as a fraction, such as k=0.2"
+            f"{where}: {kind_name(make)} needs {', '.join(needs)} too; give a function such as `lambda: LpBall(2)`"
         )
-    count = make(k=1).view.count(shape)
-    return make(k=_count(rule.k, count, where))
+    if rule.k is None and rule.takes_k:
+        raise ValueError(f"{where}: how many may grow? give k: an int is a count, a float in (0, 1] a fraction")
+    unit = make(k=1) if rule.takes_k else make()
+    if not isinstance(unit, Ball):
+        raise ValueError(f"{where}: {kind_name(make)} makes no ball around 0, so it cannot constrain a weight")
+    return make(k=_count(rule.k, unit.view.count(shape), where)) if rule.takes_k else unit  # type: ignore[arg-type]
 
 
 def _count(k: int | float, count: int, where: str) -> int:
     """k as a count: an int is one already, a float in (0, 1] a fraction, rounded down but never to 0."""
-    if isinstance(k, bool) or not isinstance(k, (int, float)):
+    if isinstance(k, bool) or not isinstance(k, (numbers.Integral, float)):
         raise ValueError(f"{where}: k must be an int (a count) or a float in (0, 1] (a fraction), got {k!r}")
     if isinstance(k, int):
         if not 1 <= k <= count:
@@ -261,38 +201,26 @@ def _count(k: int | float, count: int, where: str) -> int:
     return max(1, math.floor(k * count + 1e-9))  # 0.3 * 10 is 2.999... in floats
 
 
-def _block_shape(members: Sequence[_Candidate]) -> tuple[int, ...]:
-    """The shape a region sees: the tensor's own, with output channels first; a matrix of rows where several are coupled."""
+def _block_shape(members: Sequence[Candidate]) -> tuple[int, ...]:
+    """The shape a region sees: the tensor's own; a matrix of rows, one per output channel, where that is another."""
     if len(members) == 1 and members[0].axis == 0:
         return tuple(members[0].parameter.shape)
-    rows = members[0].parameter.shape[members[0].axis]
-    return (rows, sum(c.parameter.numel() // c.parameter.shape[c.axis] for c in members))
+    rows = {c.parameter.shape[c.axis] for c in members}
+    if len(rows) > 1:
+        shapes = ", ".join(f"{c.found.name} {tuple(c.parameter.shape)}" for c in members)
+        raise ValueError(f"coupled tensors must have the same length along their group axis, got {shapes}")
+    return (rows.pop(), sum(c.parameter.numel() // c.parameter.shape[c.axis] for c in members))
 
 
-def _by_axis(region: Ball) -> bool:
-    return isinstance(region.view, (Groups, Spectrum))
-
-
-def _named(members: Sequence[_Candidate]) -> list[tuple[str, Tensor]]:
+def _named(members: Sequence[Candidate]) -> list[tuple[str, Tensor]]:
     return [(c.name, c.parameter) for c in members]
 
 
-def _row(candidate: _Candidate, region: Ball, shape: Sequence[int]) -> Row:
+def _row(candidate: Candidate, region: Ball | None, shape: Sequence[int], remark: str = "") -> Row:
+    name = candidate.name + "".join(f" = {alias.name}" for alias in candidate.aliases[1:])
+    size, remark = tuple(candidate.parameter.shape), f" ({remark})" if remark else ""
+    if region is None:
+        return Row(name, size, f"-{remark}")
     gauge, count = region.gauge, region.count(shape)
     share = f"{gauge.n} of every {gauge.m}" if isinstance(gauge, NM) else f"{gauge.support(count)} of {count}"
-    return Row(candidate.name, tuple(candidate.parameter.shape), region.name, share, f"{region.radius:.4g}")
-
-
-def _nothing_matches(rule: Rule, candidates: Sequence[_Candidate]) -> str:
-    names = [c.name for c in candidates]
-    by_name = [name for name in names if fnmatch.fnmatchcase(name, rule.match)]
-    if by_name:
-        types = rule.types if rule.types is not None else _types(rule.kind)
-        wanted = " or ".join(t.__name__ for t in types or ())
-        return f"rule {rule.match!r}: none of {', '.join(by_name[:3])}{' ...' * (len(by_name) > 3)} is the weight of a {wanted}"
-    return f"rule {rule.match!r} matches no trainable parameter{_did_you_mean(rule.match, names)}"
-
-
-def _did_you_mean(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return Row(name, size, f"{region.name}{remark}", share, f"{region.radius:.4g}")

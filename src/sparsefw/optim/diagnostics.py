@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -36,6 +36,18 @@ class LayerReport:
     length: float
     quality: float
     compressible: float
+
+
+class LayerReports(list[LayerReport]):
+    """Printed, a table with a line per layer."""
+
+    def __str__(self) -> str:
+        columns = [field.name for field in fields(LayerReport)]
+        rows = [[report.name, *(f"{getattr(report, column):.3g}" for column in columns[1:])] for report in self]
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [columns, *rows]
+        )
 
 
 @torch.no_grad()

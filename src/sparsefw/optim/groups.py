@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsefw.geometry import Ball
-from sparsefw.optim.rescale import RULES, Rescale
+from sparsefw.geometry import Ball, Groups, Spectrum
+from sparsefw.optim.rescale import RESCALES, Rescale
 from sparsefw.optim.stacks import layout_of
 from sparsefw.optim.weights import working_dtype
 
 Group = dict[str, Any]
+_REST_ONLY = ("weight_decay", "nesterov", "rest")
 
 
 def blocks_of(group: Group) -> list[list[Tensor]]:
@@ -27,19 +29,33 @@ def axes_of(group: Group) -> list[int]:
     return [0] * (len(group["params"]) if group["coupled"] else 1)
 
 
+def check_keys(group: Group, defaults: Group) -> None:
+    """Before defaults are filled in: misspelt keys, and keys that would have no effect on a constrained group."""
+    known = ["params", "param_names", *defaults]
+    for key in group:
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.8) if key not in known else []
+        if close:  # other unknown keys belong to schedulers and frameworks
+            raise ValueError(f"unknown param group key {key!r}; did you mean {close[0]!r}?")
+    if group.get("region") is not None:
+        idle = [key for key in _REST_ONLY if group.get(key, defaults[key]) != defaults[key]]
+        if idle:
+            raise ValueError(
+                f"{', '.join(idle)} has no effect on a group with a region: its decay is the Frank-Wolfe step"
+            )
+
+
 def check_group(group: Group, names: list[str]) -> None:
     """TypeError or ValueError, in one line that names the parameter or the key, where the group cannot be stepped."""
     region = group["region"]
     if region is not None and not isinstance(region, Ball):
         raise TypeError(f"region must be a Ball from sparsefw.geometry or None, got {type(region).__name__}")
     for p, name in zip(group["params"], names, strict=True):
-        if p.is_complex() or not p.is_floating_point():
-            raise TypeError(f"{name}: SFW optimizes real floating-point parameters, not {p.dtype}")
-        if type(p.data).__module__.startswith("torch.distributed"):
-            raise TypeError(f"{name}: sharded parameters (DTensor) are not supported: an oracle needs the whole weight")
+        _check_parameter(p, name)
     _check_hyperparameters(group)
     if region is None:
         return
+    if group["axes"] is not None and not group["coupled"] and not isinstance(region.view, (Groups, Spectrum)):
+        raise ValueError(f"axes says where groups or rows are, but {region} has neither")
     for block, label in zip(blocks_of(group), [" + ".join(names)] if group["coupled"] else names, strict=True):
         try:
             region.count(layout_of(region, block, axes_of(group)).shape)
@@ -47,14 +63,29 @@ def check_group(group: Group, names: list[str]) -> None:
             raise ValueError(f"{label}: {error}") from None
 
 
+def _check_parameter(p: Tensor, name: str) -> None:
+    if isinstance(p, nn.parameter.UninitializedParameter):
+        raise ValueError(
+            f"{name}: is a lazy parameter without a shape yet; run the model once before making the optimizer"
+        )
+    if p.is_complex() or not p.is_floating_point():
+        raise TypeError(f"{name}: SFW optimizes real floating-point parameters, not {p.dtype}")
+    if type(p.data).__module__.startswith("torch.distributed"):
+        raise TypeError(f"{name}: sharded parameters (DTensor) are not supported: an oracle needs the whole weight")
+
+
 def _check_hyperparameters(group: Group) -> None:
     if not isinstance(group["rescale"], Rescale):
-        raise TypeError(f"rescale must be one of {', '.join(r + '()' for r in RULES)}, got {group['rescale']!r}")
+        raise TypeError(f"rescale must be one of {', '.join(r + '()' for r in RESCALES)}, got {group['rescale']!r}")
     if group["rest"] not in ("sgd", "adamw"):
         raise ValueError(f"rest must be 'sgd' or 'adamw', got {group['rest']!r}")
-    for key in ("lr", "momentum", "dampening", "weight_decay"):
-        if not isinstance(group[key], Tensor) and not group[key] >= 0:
-            raise ValueError(f"{key} must not be negative, got {group[key]}")
+    for key in ("lr", "momentum", "dampening", "weight_decay", "adam_eps"):
+        value = group[key]
+        number = isinstance(value, (int, float)) or (key == "lr" and isinstance(value, Tensor) and value.numel() == 1)
+        if not (number and 0 <= value < float("inf")):
+            raise ValueError(f"{key} must be a finite number of at least 0, got {value!r}")
+    if not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in group["adam_betas"]):
+        raise ValueError(f"adam_betas must be two numbers in [0, 1), got {group['adam_betas']!r}")
     if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise ValueError("nesterov needs a momentum above 0 and no dampening")
     expected = len(group["params"]) if group["coupled"] else 1
@@ -63,8 +94,14 @@ def _check_hyperparameters(group: Group) -> None:
 
 
 @torch.no_grad()
-def pull_inside(group: Group) -> None:
-    """Scale blocks that start outside of their region onto its boundary: Frank-Wolfe keeps inside what is inside."""
+def pull_inside(group: Group, names: list[str]) -> None:
+    """Scale blocks that lie outside of their region onto its boundary: Frank-Wolfe keeps inside what is inside.
+
+    Up to rounding: a trained weight on the boundary must not be touched when its training is resumed.
+    """
+    for p, name in zip(group["params"], names, strict=True):
+        if not p.is_meta and not bool(p.isfinite().all()):
+            raise ValueError(f"{name}: holds NaN or inf before the first step")
     region = group["region"]
     if region is None:
         return
@@ -78,6 +115,11 @@ def pull_inside(group: Group) -> None:
         if bool(point.norm() * region.gauge.widest(region.count(point.shape)) <= region.radius):
             continue  # inside by a bound that costs no SVD
         norm = region.norm(point)
-        if bool(norm > region.radius):
+        if bool(norm > region.radius * (1 + tolerance(block[0].dtype))):
             for p in block:
                 p.mul_((region.radius / norm).to(p.dtype))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far rounding alone may carry a weight of this dtype beyond the boundary."""
+    return max(1e-5, float(torch.finfo(dtype).eps))

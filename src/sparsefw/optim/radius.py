@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 
 import torch
 from torch import Tensor, nn
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 
 # The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. The decay adds up over steps, so that shorter
 # trainings need a smaller region; no grid of the paper goes beyond 50.
-_PAPER_STEPS, _PAPER_W, _LARGEST_W = 39_000, 20.0, 50.0
+_PAPER_STEPS, _PAPER_W, _LARGEST_W, _UNNORMALISED_W = 39_000, 20.0, 50.0, 3.0
 _DRAWS = 20
 
 
-def default_w(steps: int) -> float:
-    """About the w that a training of this many steps needs: 20 at the paper's 39,000, in proportion, at most 50."""
-    if not steps >= 1:
-        raise ValueError(f"steps must be at least 1 (the number of optimizer steps of the whole training), got {steps}")
-    return min(_PAPER_W * steps / _PAPER_STEPS, _LARGEST_W)
+def default_w(steps: int, normalised: bool = True) -> float:
+    """About the w that a training of this many steps needs: 20 at the paper's 39,000, in proportion, at most 50.
+
+    In a network without normalisation layers the scale of a weight matters, and regions that are much smaller than the
+    initial weights keep it from learning: there w is at least 3, which leaves the start inside for k from about 0.1 on.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
+        raise ValueError(f"steps must be a whole number, of the optimizer steps in the whole training, got {steps!r}")
+    return max(0.0 if normalised else _UNNORMALISED_W, min(_PAPER_W * int(steps) / _PAPER_STEPS, _LARGEST_W))
 
 
 def initial_norm(module: nn.Module, name: str, parameter: Tensor) -> float:

@@ -43,9 +43,9 @@ class Rescale(ABC):
     def from_plain(values: dict[str, Any]) -> Rescale:
         arguments = dict(values)
         name = arguments.pop("type", None)
-        if name not in RULES:
-            raise ValueError(f"unknown step-size rule {name!r}; known are {', '.join(RULES)}")
-        return RULES[name](**arguments)
+        if name not in RESCALES:
+            raise ValueError(f"unknown step-size rule {name!r}; known are {', '.join(RESCALES)}")
+        return RESCALES[name](**arguments)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FastGradient(Rescale):
         return (lengths.batch if self.of_batch else lengths.momentum) / (lengths.diameter / 2)
 
 
-RULES: dict[str, type[Rescale]] = {rule.__name__: rule for rule in (Unscaled, Diameter, Gradient, FastGradient)}
+RESCALES: dict[str, type[Rescale]] = {rule.__name__: rule for rule in (Unscaled, Diameter, Gradient, FastGradient)}
 
 
 def step_size(rule: Rescale, lr: float | Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from sparsefw.geometry import Ball
 from sparsefw.optim import kernels
-from sparsefw.optim.diagnostics import LayerReport
+from sparsefw.optim.diagnostics import LayerReports
 from sparsefw.optim.diagnostics import report as diagnose
-from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, pull_inside
+from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, check_keys, pull_inside
 from sparsefw.optim.health import Health, NonFiniteGradientError
 from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.rest import rest_step
 from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
-from sparsefw.optim.weights import State, working_weight, write_back
+from sparsefw.optim.weights import working_weight, write_back
 
 
 class SFW(torch.optim.Optimizer):
@@ -39,12 +39,14 @@ class SFW(torch.optim.Optimizer):
         lr, momentum, dampening   as in torch.optim.SGD; with the default rule a step has SGD's length lr ||m||
         rescale        how lr becomes a step size: Gradient() (the paper's), FastGradient(), Diameter(), Unscaled()
         rest           "sgd" or "adamw", for groups without a region, with
-        weight_decay, nesterov, adam_betas, adam_eps
+        weight_decay, nesterov, adam_betas, adam_eps; `rest_lr` is the default learning rate of these groups
 
-    Weights are pulled into their regions once, when their group is added. bfloat16 and float16 weights get a float32 copy
-    in the state, since steps of 1e-3 vanish in their rounding. A step with a non-finite gradient changes nothing:
-    on_nonfinite="raise" names the parameter, at once on a CPU, on other devices when `check_every` steps have passed;
-    "skip" only counts (see `nonfinite_counts`).
+    Weights outside of their region are scaled onto its boundary when their group is added or is given another region. On
+    constrained groups there is no weight decay: the step itself decays what it does not choose. bfloat16 and float16 weights
+    get a float32 copy in the state, since steps of 1e-3 vanish in their rounding.
+
+    A step with a non-finite gradient changes nothing: on_nonfinite="raise" names the parameter, at once on a CPU, on other
+    devices when `check_every` steps have passed; "skip" only counts (see `nonfinite_counts`).
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class SFW(torch.optim.Optimizer):
         dampening: float = 0.0,
         rescale: Rescale = Gradient(),
         rest: str = "sgd",
+        rest_lr: float | Tensor | None = None,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         adam_betas: tuple[float, float] = (0.9, 0.999),
@@ -68,6 +71,7 @@ class SFW(torch.optim.Optimizer):
         if check_every < 1:
             raise ValueError(f"check_every must be at least 1, got {check_every}")
         self._on_nonfinite, self._check_every = on_nonfinite, check_every
+        self._rest_lr = lr if rest_lr is None else rest_lr
         self._prepare()
         defaults = dict(
             lr=lr, momentum=momentum, dampening=dampening, rescale=rescale, rest=rest, weight_decay=weight_decay,
@@ -79,21 +83,30 @@ class SFW(torch.optim.Optimizer):
         self._health = Health()
         self._unread = 0
         self._stacks: dict[int, list[Stack]] = {}
+        self._entered: dict[int, Ball | None] = {}  # the region that each group's weights are known to be in
 
     @torch.no_grad()
     def add_param_group(self, param_group: Group) -> None:
+        """Add a group; its weights are scaled into its region where they start outside. A refused group changes nothing."""
+        check_keys(param_group, self.defaults)
         named = [group for group in self.param_groups if "param_names" in group]
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
         if named and params and not isinstance(params[0], tuple):
             params = [(f"group{len(self.param_groups)}.{i}", p) for i, p in enumerate(params)]
-        super().add_param_group({**param_group, "params": params})
+        lr = self._rest_lr if param_group.get("region") is None else self.defaults["lr"]
+        super().add_param_group({"lr": lr, **param_group, "params": params})
         try:
-            check_group(self.param_groups[-1], self._names(len(self.param_groups) - 1))
-            pull_inside(self.param_groups[-1])
+            self._enter_region(len(self.param_groups) - 1)
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _enter_region(self, index: int) -> None:
+        group, names = self.param_groups[index], self._names(index)
+        check_group(group, names)
+        pull_inside(group, names)
+        self._entered[index] = group["region"]
 
     def _names(self, index: int) -> list[str]:
         group = self.param_groups[index]
@@ -117,8 +130,10 @@ class SFW(torch.optim.Optimizer):
             return loss
         lengths = dict(zip(params, norms, strict=True))
         for index, group in enumerate(self.param_groups):
+            if self._entered.setdefault(index, group["region"]) != group["region"]:
+                self._enter_region(index)  # the user gave the group another region
             if group["region"] is None:
-                rest_step(group, self._checked_state, healthy)
+                rest_step(group, self.state.__getitem__, healthy)
             else:
                 for stack in self._current_stacks(index):
                     for run in stack.runs():
@@ -134,6 +149,9 @@ class SFW(torch.optim.Optimizer):
                 (p, name) for p, name in zip(group["params"], self._names(index), strict=True) if p.grad is not None
             ]
             for p, name in found:
+                had = self.state[p]["momentum"].shape if "momentum" in self.state[p] else p.shape
+                if had != p.shape:
+                    raise ValueError(f"{name}: had the shape {tuple(had)}, now {tuple(p.shape)}; make a new optimizer")
                 if p.grad.is_sparse:
                     raise TypeError(f"{name}: SFW needs dense gradients; make the layer with sparse=False")
                 if p.grad.requires_grad:
@@ -155,17 +173,9 @@ class SFW(torch.optim.Optimizer):
         stacks = self._stacks.get(index)
         if stacks is None or not all(stack.region.view == group["region"].view and stack.current() for stack in stacks):
             blocks = blocks_of(group)
-            states = [[self._checked_state(p) for p in block] for block in blocks]
+            states = [[self.state[p] for p in block] for block in blocks]
             stacks = self._stacks[index] = stacks_of(group["region"], blocks, axes_of(group), states)
         return stacks
-
-    def _checked_state(self, p: Tensor) -> State:
-        state = self.state[p]
-        if "momentum" in state and state["momentum"].shape != p.shape:
-            raise ValueError(
-                f"a parameter had the shape {tuple(state['momentum'].shape)} and now has {tuple(p.shape)}; make a new optimizer"
-            )
-        return state
 
     def _constrained_step(self, group: Group, run: Run, lengths: dict[Tensor, Tensor], healthy: Tensor | None) -> None:
         stack, where, region = run.stack, run.where, group["region"]
@@ -209,9 +219,9 @@ class SFW(torch.optim.Optimizer):
         return self._health.read()
 
     @torch.no_grad()
-    def diagnostics(self) -> list[LayerReport]:
+    def diagnostics(self) -> LayerReports:
         """Frank-Wolfe gap, step size, norms, oracle quality and compressibility of every constrained block; reads the device."""
-        reports: list[LayerReport] = []
+        reports = LayerReports()
         for index, group in enumerate(self.param_groups):
             if group["region"] is None:
                 continue
@@ -233,16 +243,13 @@ class SFW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        groups = [
-            {
-                **group,
-                "region": group["region"] and Ball.from_plain(group["region"]),
-                "rescale": Rescale.from_plain(group["rescale"]),
-            }
-            for group in state_dict["param_groups"]
-        ]
+        """Take over state, hyperparameters and regions as saved, as torch's optimizers do; weights are not touched.
+
+        A state_dict that does not fit is refused whole, in one line.
+        """
+        groups = self._readable_groups(state_dict)
         super().load_state_dict({**state_dict, "param_groups": groups})
-        # The base class casts state to the dtype of the parameter: take the float32 values of half-precision ones as saved.
+        # The base class casts state to the dtype of the parameter: take float32 values of half-precision ones as saved.
         saved = state_dict["state"]
         ids = (i for group in groups for i in group["params"])
         for p, i in zip((p for group in self.param_groups for p in group["params"]), ids, strict=True):
@@ -250,9 +257,38 @@ class SFW(torch.optim.Optimizer):
                 if isinstance(value, Tensor):
                     self.state[p][key] = value.to(device=p.device, copy=True)
         self._stacks = {}
+        self._entered = {index: group["region"] for index, group in enumerate(self.param_groups)}
+
+    def _readable_groups(self, state_dict: dict[str, Any]) -> list[Group]:
+        """The saved param groups with regions and rules as objects; ValueError where they do not fit this optimizer."""
+        saved = state_dict.get("param_groups")
+        if not isinstance(saved, list) or not isinstance(state_dict.get("state"), dict):
+            raise ValueError("not a state_dict of an optimizer: it has no list 'param_groups' and dict 'state'")
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError(
+                "the state_dict has other param groups than this optimizer: was the model or `constrain` changed?"
+            )
+        groups = []
+        for index, (group, live) in enumerate(zip(saved, self.param_groups, strict=True)):
+            missing = sorted(set(self.defaults) - set(group))
+            if missing or not isinstance(group["region"], (dict, type(None))):
+                raise ValueError(
+                    f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing"
+                )
+            region = group["region"] and Ball.from_plain(group["region"])
+            groups.append({**group, "region": region, "rescale": Rescale.from_plain(group["rescale"])})
+            check_group({**groups[-1], "params": live["params"]}, self._names(index))
+            for i, p, name in zip(group["params"], live["params"], self._names(index), strict=True):
+                momentum = state_dict["state"].get(i, {}).get("momentum")
+                if momentum is not None and momentum.shape != p.shape:
+                    raise ValueError(
+                        f"{name}: has the shape {tuple(p.shape)}, its saved momentum {tuple(momentum.shape)}"
+                    )
+        return groups
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_on_nonfinite": self._on_nonfinite, "_check_every": self._check_every}
+        kept = {key: getattr(self, key) for key in ("_on_nonfinite", "_check_every", "_rest_lr")}
+        return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

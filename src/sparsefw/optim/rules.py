@@ -1,0 +1,179 @@
+"""Rules: which parameters of a model are meant. Ordered, first match wins, nothing guessed."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from sparsefw.geometry import Ball, GroupKSupportBall, KSupportBall, SpectralKSupportBall
+from sparsefw.optim.radius import CONVOLUTIONS, TRANSPOSED
+
+Make = Callable[..., Ball]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A word for a region and the layers it is meant for."""
+
+    make: Make
+    types: tuple[type[nn.Module], ...]
+
+
+KINDS: dict[str, Kind] = {
+    "filters": Kind(GroupKSupportBall, CONVOLUTIONS),
+    "rank": Kind(SpectralKSupportBall, CONVOLUTIONS),
+    "weights": Kind(KSupportBall, (*CONVOLUTIONS, nn.Linear)),
+    "neurons": Kind(GroupKSupportBall, (nn.Linear,)),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Parameters whose name matches the glob, of modules of the given types, get a region.
+
+    kind      "filters", "rank", "weights", "neurons", "N:M" such as "2:4": the weights of such layers; or a function that
+              makes a region from k, or from nothing, such as SpectralKSparse or `lambda: LpBall(2)`; or None for no region
+    k         how many may grow: an int is a count, a float in (0, 1] a fraction of what the layer has, rounded down, at least 1
+    w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; or `radius` sets it directly
+    types     module types; default: those that the kind's word means, or any
+    coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
+    """
+
+    match: str = "*"
+    kind: str | Make | None = None
+    k: int | float | None = None
+    w: float | None = None
+    radius: float | None = None
+    types: tuple[type[nn.Module], ...] | None = None
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"rule {self.match!r}"
+        if self.kind is None and (self.k, self.w, self.radius) != (None, None, None):
+            raise ValueError(f"{where}: has no kind, so its k, w or radius would have no effect")
+        if self.w is not None and self.radius is not None:
+            raise ValueError(f"{where}: w and radius both say how large the region is; give one")
+        if self.k is not None and not self.takes_k:
+            raise ValueError(f"{where}: {kind_name(self.kind)} takes no k")
+        if isinstance(self.kind, Ball):
+            raise ValueError(f"{where}: kind is a region already; give the function that makes it")
+        if self.types is not None and not (
+            isinstance(self.types, tuple) and all(isinstance(t, type) for t in self.types)
+        ):
+            raise ValueError(f"{where}: types must be a tuple of module classes, got {self.types!r}")
+        for name, value in (("w", self.w), ("radius", self.radius)):
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise ValueError(f"{where}: {name} must be a positive, finite number, got {value!r}")
+
+    @property
+    def takes_k(self) -> bool:
+        if isinstance(self.kind, str):
+            return ":" not in self.kind
+        return callable(self.kind) and "k" in inspect.signature(self.kind).parameters
+
+
+class Alias(NamedTuple):
+    """A name under which a parameter is known: tied weights have several."""
+
+    name: str
+    module: nn.Module
+    local_name: str
+
+
+@dataclass
+class Candidate:
+    """A trainable parameter, with the name and the module through which a rule found it."""
+
+    parameter: Tensor
+    aliases: list[Alias]
+    rule: Rule | None = None
+    found: Alias = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.found = self.aliases[0]
+
+    @property
+    def name(self) -> str:
+        return self.aliases[0].name
+
+    @property
+    def transposed(self) -> bool:
+        return isinstance(self.found.module, TRANSPOSED) and self.found.local_name == "weight"
+
+    @property
+    def axis(self) -> int:
+        """Where the output channels are: transposed convolutions keep them on axis 1."""
+        return 1 if self.transposed else 0
+
+
+def find(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
+    """The trainable parameters, each with the first rule that fits it."""
+    by_parameter: dict[Tensor, Candidate] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        owner, _, local_name = name.rpartition(".")
+        alias = Alias(name, model.get_submodule(owner), local_name)
+        if p in by_parameter:
+            by_parameter[p].aliases.append(alias)
+        elif p.requires_grad:
+            by_parameter[p] = Candidate(p, [alias])
+    candidates = list(by_parameter.values())
+    if not candidates:
+        raise ValueError("the model has no trainable parameter")
+    for rule in rules:
+        named = [(c, alias) for c in candidates for alias in c.aliases if fnmatch.fnmatchcase(alias.name, rule.match)]
+        fitting = [(c, alias) for c, alias in named if _fits(alias, rule)]
+        if not fitting:
+            raise ValueError(_nothing_matches(rule, candidates))
+        if all(c.rule is not None for c, _ in fitting):
+            raise ValueError(f"rule {rule.match!r} has no effect: an earlier rule takes everything that it matches")
+        for c, alias in fitting:
+            if c.rule is None:
+                c.rule, c.found = rule, alias
+    return candidates
+
+
+def _fits(alias: Alias, rule: Rule) -> bool:
+    types = rule.types if rule.types is not None else _types(rule.kind)
+    # A word means the weights of its layers, not their biases.
+    return (types is None or isinstance(alias.module, types)) and (
+        not isinstance(rule.kind, str) or alias.local_name == "weight"
+    )
+
+
+def _types(kind: str | Make | None) -> tuple[type[nn.Module], ...] | None:
+    if not isinstance(kind, str):
+        return None
+    if re.fullmatch(r"\d+:\d+", kind):
+        return KINDS["weights"].types
+    if kind not in KINDS:
+        raise ValueError(
+            f"unknown kind {kind!r}{_did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4"
+        )
+    return KINDS[kind].types
+
+
+def kind_name(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind))
+
+
+def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
+    names = [alias.name for c in candidates for alias in c.aliases]
+    by_name = [name for name in names if fnmatch.fnmatchcase(name, rule.match)]
+    if by_name:
+        types = rule.types if rule.types is not None else _types(rule.kind)
+        wanted = " or ".join(t.__name__ for t in types or ())
+        return f"rule {rule.match!r}: none of {', '.join(by_name[:3])}{' ...' * (len(by_name) > 3)} is the weight of a {wanted}"
+    return f"rule {rule.match!r} matches no trainable parameter{_did_you_mean(rule.match, names)}"
+
+
+def _did_you_mean(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else ""
