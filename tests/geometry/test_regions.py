@@ -113,25 +113,26 @@ def test_zero_gradient_gives_the_zero_vertex(shape, region):
 
 
 @each
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_other_dtypes_agree_with_float64(shape, region, dtype):
-    g = gaussian(shape, 4, dtype)
-    v = region.lmo(g)
-    assert v.dtype == dtype
-    exact = region.lmo(g.double())
-    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-    gained, best = float((v.double() * g.double()).sum()), float((exact * g.double()).sum())
-    assert gained == pytest.approx(best, rel=tolerance)
-    assert float(region.norm(g)) == pytest.approx(float(region.norm(g.double())), rel=tolerance)
+def test_other_dtypes_agree_with_float64(shape, region):
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)):
+        g = gaussian(shape, 4, dtype)
+        v = region.lmo(g)
+        assert v.dtype == dtype
+        exact = region.lmo(g.double())
+        gained, best = float((v.double() * g.double()).sum()), float((exact * g.double()).sum())
+        assert gained == pytest.approx(best, rel=tolerance)
+        assert float(region.norm(g)) == pytest.approx(float(region.norm(g.double())), rel=tolerance)
 
 
 @each
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e30])
-def test_tiny_and_huge_gradients_in_float32(shape, region, scale):
+def test_tiny_and_huge_gradients_in_float32(shape, region):
     g = gaussian(shape, 6)
-    v = region.lmo((g * scale).float()).double()
-    assert float((v * g).sum()) == pytest.approx(float((region.lmo(g) * g).sum()), rel=1e-4)
-    assert float(region.dual_norm((g * scale).float())) == pytest.approx(scale * float(region.dual_norm(g)), rel=1e-4)
+    for scale in (1e-30, 1e-12, 1e30):
+        v = region.lmo((g * scale).float()).double()
+        assert float((v * g).sum()) == pytest.approx(float((region.lmo(g) * g).sum()), rel=1e-4)
+        assert float(region.dual_norm((g * scale).float())) == pytest.approx(
+            scale * float(region.dual_norm(g)), rel=1e-4
+        )
 
 
 @each

@@ -48,8 +48,26 @@ class Step(NamedTuple):
 
 
 def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
-    """The gradients, or zeros where one of this step is not finite (a product with 0 would keep the NaN)."""
-    return gradients if healthy is None else [torch.where(healthy, g, 0) for g in gradients]
+    """The gradients, or zeros where one of this step is not finite (a product with 0 would keep the NaN).
+
+    End to end in one buffer: two launches for a network's dense gradients instead of one for each.
+    """
+    if healthy is None:
+        return gradients
+    dense = [_is_dense(g) and g.dtype == gradients[0].dtype for g in gradients]
+    if not all(dense):
+        return [torch.where(healthy, g, 0) for g in gradients]
+    flat = torch.cat([g.as_strided((g.numel(),), (1,)) for g in gradients])
+    pieces = torch.where(healthy, flat, 0).split([g.numel() for g in gradients])
+    return [
+        piece.as_strided(g.shape, g.stride(), piece.storage_offset())
+        for piece, g in zip(pieces, gradients, strict=True)
+    ]
+
+
+def _is_dense(g: Tensor) -> bool:
+    """Whether its entries fill one stretch of memory, in whatever order of axes."""
+    return g.is_contiguous() or (g.ndim == 4 and g.is_contiguous(memory_format=torch.channels_last))
 
 
 def momentum_update(
