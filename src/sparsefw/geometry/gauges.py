@@ -261,10 +261,15 @@ class NM(Gauge):
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator along the last axis, 0 where the denominator is 0 (no epsilon: 1e-12 is a legal norm)."""
-    empty = denominator == 0  # NaN is not empty: it must show in the result
+    """numerator / denominator along the last axis, 0 where the denominator is negligible (1e-12 is a legal norm)."""
+    empty = negligible(denominator)  # NaN is not: it must show in the result
     # The inverse is taken of the few denominators, so that there is one pass over the many numerators.
     return numerator * torch.where(empty, 0, 1 / torch.where(empty, 1, denominator)).unsqueeze(-1)
+
+
+def negligible(norm: Tensor) -> Tensor:
+    """Where a norm is so small that its squares were denormal numbers, and it cannot be trusted: 7e-18 in float32."""
+    return norm <= 64 * torch.finfo(norm.dtype).tiny ** 0.5
 
 
 def ones_where_nonzero(m: Tensor) -> Tensor:

@@ -122,9 +122,13 @@ def onto_k_support(w: Tensor, radius: Tensor, k: int, norm: Callable[[Tensor], T
         return (squares.gather(-1, top) / (1 + c).square() + middle).sum(-2, keepdim=True)
 
     outside = norm(w) > radius.squeeze(-1)
+    if not bool(outside.any()):
+        return w
     # From 0 as a competitor: c/2 norm(x)^2 <= 1/2 ||w||^2, so beyond ||w||^2 / radius^2 the norm is below the radius.
     high = w.square().sum((-2, -1), keepdim=True) / limit.square()
-    c = bisect(lambda c: limit.square() - joint(c), torch.zeros_like(high) + torch.finfo(w.dtype).eps * high, high)
+    # By its logarithm: c may be as large as the square of how far outside w is, and x depends on c / (1 + c).
+    high = high.clamp(min=torch.finfo(w.dtype).tiny ** 0.5)
+    c = bisect(lambda log_c: limit.square() - joint(log_c.exp()), high.log() - 70, high.log()).exp()
     a = slope(c)
     t = (a * w - c).clamp(0, 1)
     x = torch.where(t > 0, t * w / (t + c), torch.zeros_like(w))

@@ -67,15 +67,19 @@ class Ball:
         magnitudes, lift = self.view.split(self._stack(x, stacked).double())
         radius = magnitudes.new_full((magnitudes.shape[0], 1), self.radius)
         inside = self.gauge.norm(magnitudes) <= self.radius
-        projected = self._result(lift(self.gauge.project(magnitudes, radius)), x, stacked)
+        projected = lift(self.gauge.project(magnitudes, radius))
+        # Where x is 1e12 times too long the multiplier cannot be resolved any more: feasible all the same.
+        projected = self._result(self.pull_inside(projected, stacked=True), x, stacked)
         # What is inside is returned as it is, not as rounded by the way through the magnitudes.
         return torch.where(inside.view([-1] + [1] * (x.ndim - 1)) if stacked else inside[0], x, projected)
 
     def pull_inside(self, x: Tensor, *, stacked: bool = False) -> Tensor:
         """x where it is in the region, else x * radius / norm(x): the cheap way in, which keeps the direction."""
         norm = self.norm(x, stacked=stacked)
-        factor = torch.where(norm > self.radius, self.radius / norm, 1).to(x.dtype)
-        return x * (factor.view([-1] + [1] * (x.ndim - 1)) if stacked else factor)
+        # Entries are rounded once more on the way back to half precision: half a unit each, and never outwards.
+        margin = 1 - torch.finfo(x.dtype).eps if norm.dtype != x.dtype else 1.0
+        factor = torch.where(norm > self.radius, self.radius / norm * margin, 1)
+        return (x * (factor.view([-1] + [1] * (x.ndim - 1)) if stacked else factor)).to(x.dtype)
 
     def contains(self, x: Tensor, *, stacked: bool = False, tolerance: float = 1e-5) -> Tensor:
         """Whether norm(x) <= radius, up to a relative tolerance for rounding; a boolean tensor."""
@@ -108,7 +112,7 @@ class Ball:
 
         Times -radius it is the LMO. It never syncs with the host and can be captured in a CUDA graph. Spectral regions
         follow the leading subspace from `warm` instead of an SVD; for them the vertex is feasible but only nearly best.
-        In float32 a gradient whose norm is below about 1e-19 counts as zero.
+        In float32 a gradient whose norm is below 1e-17 counts as zero (`lmo` rescales first and has no such floor).
         """
         return self.view.oracle(self.gauge, stack, warm, iterations)
 

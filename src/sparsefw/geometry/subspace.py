@@ -98,7 +98,7 @@ def polar_factor(B: Tensor, smallest: float = 1e-3) -> Tensor:
 
 
 class Certificate(NamedTuple):
-    """Bounds on quality = <vertex, G> / <best vertex, G>, in (0, 1], each (b,).
+    """Bounds on quality = <vertex, G> / <best vertex, G> for the k-support gauge, in (0, 1], each (b,).
 
     `captured` = ||B|| / ||G|| is free but loose for flat spectra; `lower` costs a few matrix-vector products.
     """
@@ -115,7 +115,7 @@ def certificate(G: Tensor, subspace: Basis, power_steps: int = 8) -> Certificate
     U, B = (part.double() for part in subspace)
     G = G.double()
     residual = G - U @ B
-    probe = residual.mT @ residual.sum(-1, keepdim=True)
+    probe = start(residual, 1)
     for _ in range(power_steps):
         probe = residual.mT @ (residual @ _unit(probe))
     spectral = 1.1**2 * torch.linalg.vector_norm(residual @ _unit(probe), dim=(-2, -1)).square()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import subspace
-from sparsefw.geometry.gauges import Gauge, Tip, divide
+from sparsefw.geometry.gauges import Gauge, Tip, divide, negligible
 
 Lift = Callable[[Tensor], Tensor]
 Shape = Sequence[int]
@@ -238,8 +238,9 @@ FIRST_STEPS = 5
 
 
 def _ratio(new: Tensor, old: Tensor) -> Tensor:
-    """new / old, 0 where old is 0: a group without direction stays at 0."""
-    return torch.where(old == 0, 0, new / torch.where(old == 0, 1, old))
+    """new / old, 0 where old is negligible: a group without direction stays at 0."""
+    empty = negligible(old)
+    return torch.where(empty, 0, new / torch.where(empty, 1, old))
 
 
 def _over_norm(stack: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball, ExactSVD, Spectrum
+from sparsefw.geometry.gauges import Tip
 from sparsefw.optim.stacks import Stack
 
 
@@ -22,8 +23,8 @@ class LayerReport:
     clamped         share of the steps in which eta was cut at 1
     norm            norm(theta) / radius: at most 1, up to rounding
     length          ||theta||_2 / radius
-    quality         <vertex, m> / <best vertex, m> of the oracle as training calls it: 1 but for warm-started spectral ones
-    compressible    share of ||theta||_2 in its k largest magnitudes: how little would be lost by keeping only those
+    quality         <vertex, m> / <best vertex, m> of the last step: 1 but for warm-started spectral oracles; NaN before a step
+    compressible    share of ||theta||_2 in the k magnitudes that the gauge would keep: 1 where the others are gone
     """
 
     name: str
@@ -60,7 +61,7 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
         gradients = [p.grad for p in block if p.grad is not None]
         g = _gather(stack, gradients) if len(gradients) == len(block) else m
         magnitudes = region.view.magnitudes(theta.unsqueeze(0))[0]
-        kept = magnitudes.topk(region.gauge.support(magnitudes.numel())).values
+        kept = magnitudes[region.gauge.maximizer(magnitudes) != 0]
         results.append(
             LayerReport(
                 name=name,
@@ -86,10 +87,19 @@ def _gather(stack: Stack, tensors: list[Tensor]) -> Tensor:
 
 
 def _quality(stack: Stack, region: Ball, i: int) -> float:
-    """The exact certificate: one more oracle call from the warm start the last step left, against the true dual norm."""
-    if not isinstance(region.view, Spectrum) or isinstance(region.view.solver, ExactSVD) or stack.warm is None:
+    """The exact certificate: the last step's oracle call once more, from where it started, against the true dual norm."""
+    view = region.view
+    k, count = region.gauge.support(region.count(stack.layout.shape)), region.count(stack.layout.shape)
+    if (
+        not isinstance(view, Spectrum)
+        or isinstance(view.solver, ExactSVD)
+        or k == count
+        or region.gauge.tip is Tip.CURVED
+    ):
         return 1.0
     m = stack.momentum[i : i + 1]
     best = float(region.dual_norm(m[0]))
-    vertex, _ = region.oracle(m, stack.warm[i : i + 1], region.view.solver.iterations)
-    return float((vertex * m).sum()) / best if best > 0 else 1.0
+    if stack.warm_before is None or best == 0:
+        return float("nan")
+    vertex, _ = region.oracle(m, stack.warm_before[i : i + 1], stack.iterations)
+    return float((vertex * m).sum()) / best

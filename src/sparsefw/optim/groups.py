@@ -114,10 +114,11 @@ def pull_inside(group: Group, names: list[str]) -> None:
             view.copy_(p)
         if bool(point.norm() * region.gauge.widest(region.count(point.shape)) <= region.radius):
             continue  # inside by a bound that costs no SVD
-        norm = region.norm(point)
-        if bool(norm > region.radius * (1 + tolerance(block[0].dtype))):
-            for p in block:
-                p.mul_((region.radius / norm).to(p.dtype))
+        if not bool(region.contains(point, tolerance=tolerance(block[0].dtype))):
+            # Rounding must not lead out again.
+            inside = region.pull_inside(point) * (1 - torch.finfo(block[0].dtype).eps)
+            for view, p in zip(layout.views(inside), block, strict=True):
+                p.copy_(view)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefw.geometry.gauges import Gauge
+from sparsefw.geometry.gauges import Gauge, negligible
 from sparsefw.optim.rescale import Lengths, Rescale, step_size
 
 Tensors = list[Tensor]
@@ -77,8 +77,11 @@ def momentum_update(
     if first:
         torch._foreach_copy_(m, gradients)
     elif healthy is not None:
+        if dampening:  # an empty buffer has made no healthy step yet, which the host cannot know
+            shares = [torch.where(buffer.any(), 1 - dampening, 1.0).to(buffer.dtype) for buffer in m]
+            gradients = [g * share for g, share in zip(gradients, shares, strict=True)]
         torch._foreach_mul_(m, _if_healthy(rho, 1.0, healthy, m[0].dtype))
-        torch._foreach_add_(m, gradients, alpha=1 - dampening)
+        torch._foreach_add_(m, gradients)
     else:
         for buffer, g in zip(m, gradients, strict=True):
             if dampening == 0 and buffer.dtype == g.dtype:
@@ -110,7 +113,8 @@ def rows_update(theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, g
     unit = gauge.maximizer(norms)
     rows = unit.topk(gauge.support(norms.shape[-1]), dim=-1, sorted=False).indices  # (b, k)
     unit, length = unit.gather(-1, rows), norms.gather(-1, rows)
-    scale = -setting.radius * torch.where(length == 0, 0, unit / torch.where(length == 0, 1, length))
+    empty = negligible(length)
+    scale = -setting.radius * torch.where(empty, 0, unit / torch.where(empty, 1, length))
     picks = rows.unbind()
     old: list[Tensors] = []
     moves: list[Tensors] = []  # v - theta on the chosen rows; on the others it is -theta
@@ -164,7 +168,7 @@ def adamw_update(
         t.add_(live)
         a.lerp_(g, (1 - betas[0]) * live)
         s.mul_(1 - (1 - betas[1]) * live).addcmul_(g, g, value=1 - betas[1])
-        taken = t.clamp(min=1)  # a masked first step has taken none
+        taken = t.double().clamp(min=1)  # a masked first step has taken none
         first, second = (-torch.expm1(taken * math.log(beta)) if beta else 1.0 for beta in betas)  # 1 - beta^t
         root = (s / second).sqrt_().add_(eps)
         p.mul_(1 - lr * weight_decay * live)

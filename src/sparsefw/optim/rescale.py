@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefw.geometry.gauges import negligible
+
 
 class Lengths(NamedTuple):
     """What a rule may look at, each (b,): ||m||, ||g|| of this batch, ||v - theta||, and the region's L2 diameter."""
@@ -87,5 +89,5 @@ def step_size(rule: Rescale, lr: float | Tensor, lengths: Lengths) -> tuple[Tens
     0 where the momentum vanishes, since then every point is as good as another, and where theta is at the vertex already.
     """
     raw = lr * rule.factor(lengths)
-    moves = (lengths.momentum > 0) & (lengths.distance > 0)
+    moves = ~negligible(lengths.momentum) & (lengths.distance > 0)
     return torch.where(moves, raw.clamp(0, 1), 0), moves & (raw > 1)

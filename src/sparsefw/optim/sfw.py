@@ -171,7 +171,9 @@ class SFW(torch.optim.Optimizer):
         """The group's stacks; built anew where its parameters or their state were changed from outside."""
         group = self.param_groups[index]
         stacks = self._stacks.get(index)
-        if stacks is None or not all(stack.region.view == group["region"].view and stack.current() for stack in stacks):
+        if stacks is None or not all(
+            stack.region.view == group["region"].view and stack.current(self.state) for stack in stacks
+        ):
             blocks = blocks_of(group)
             states = [[self.state[p] for p in block] for block in blocks]
             stacks = self._stacks[index] = stacks_of(group["region"], blocks, axes_of(group), states)

@@ -8,7 +8,7 @@ that gradients are added without a copy and the oracle sees all blocks at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,6 +92,8 @@ def layout_of(region: Ball, tensors: Sequence[Tensor], axes: Sequence[int]) -> L
             parts.append(Part(tuple(range(tensor.ndim)), tuple(tensor.shape), start, start + tensor.numel()))
             start += tensor.numel()
         return Layout((start,), tuple(parts), "flat")
+    if not region.view.any_column_order:
+        raise ValueError(f"a coupled block is a matrix with a row per channel, but {region} looks along another axis")
     counts = {tensor.shape[axis] for tensor, axis in zip(tensors, axes, strict=True)}
     if len(counts) != 1:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
@@ -136,9 +138,11 @@ class Stack:
         self.clamped = torch.zeros(size, dtype=torch.int64, device=example.device)
         self.steps = torch.zeros(size, dtype=torch.int64, device=example.device)
         self.warm: Tensor | None = None
+        self.warm_before: Tensor | None = None  # what the last step started from, to judge its vertex afterwards
+        self.iterations = 0
         # On a CPU launches are cheap and memory is dear: about 8 MB at once stay in cache from one pass to the next, and
         # temporaries of that size are reused by the allocator.
-        self.at_once = max(1, 2**21 * size // self.momentum.numel()) if example.device.type == "cpu" else size
+        self.at_once = max(1, 2**21 * size // max(1, self.momentum.numel())) if example.device.type == "cpu" else size
         self.buffers = [layout.views(self.momentum[i]) for i in range(size)]
         self._adopt()
         self.row_buffers = [layout.row_columns(block) for block in self.momentum.unbind()] if self.by_rows else []
@@ -155,9 +159,12 @@ class Stack:
         if known:
             self.warm = self._own_warm(known[0].shape)
 
-    def current(self) -> bool:
-        """Whether the state is still ours: not reloaded, deep-copied, moved to another device or cast."""
-        ours = all(
+    def current(self, state: Mapping[Tensor, State]) -> bool:
+        """Whether the state is still ours: not reloaded, cleared, deep-copied, moved to another device or cast."""
+        known = zip(
+            (p for block in self.blocks for p in block), (s for block in self.states for s in block), strict=True
+        )
+        ours = all(state.get(p) is s for p, s in known) and all(
             s.get("momentum") is b
             for bs, ss in zip(self.buffers, self.states, strict=True)
             for b, s in zip(bs, ss, strict=True)
@@ -186,6 +193,9 @@ class Stack:
         """Keep the warm start in place, so that a captured graph finds it where it was."""
         if self.warm is None or self.warm.shape[1:] != warm.shape[1:]:
             self.warm = self._own_warm(warm.shape[1:])
+        if self.warm_before is None or self.warm_before.shape != self.warm.shape:
+            self.warm_before = self.warm.clone()
+        self.warm_before[where].copy_(self.warm[where])
         self.warm[where].copy_(warm)
 
     def _own_warm(self, shape: torch.Size) -> Tensor:
@@ -193,8 +203,9 @@ class Stack:
         example = torch.empty((len(self.blocks), 1, shape[0]), dtype=self.dtype, device=self.momentum.device)
         warm = start(example, shape[1])
         for i, (state, *_) in enumerate(self.states):
-            if "warm" in state and state["warm"].shape == shape:
-                warm[i].copy_(state["warm"])
+            if "warm" in state and state["warm"].shape[0] == shape[0]:
+                columns = min(state["warm"].shape[1], shape[1])  # k may have changed
+                warm[i, :, :columns].copy_(state["warm"][:, :columns])
             state["warm"] = warm[i]
         return warm
 
@@ -213,6 +224,7 @@ class Run(NamedTuple):
         stack, where, view = self.stack, self.where, region.view
         warm = None if stack.warm is None or self.first else stack.warm[where]
         iterations = view.iterations(self.age) if isinstance(view, Spectrum) else 0
+        stack.iterations = iterations
         vertex, renewed = region.oracle(stack.momentum[where], warm, iterations)
         if renewed is not None:
             keep_old = healthy is not None and warm is not None and warm.shape == renewed.shape

@@ -23,8 +23,8 @@ def working_weight(p: Tensor, state: State) -> Tensor:
         return p
     if "master" not in state:
         state["master"] = p.detach().float()
-    elif state["master"].device != p.device:
-        state["master"] = state["master"].to(p.device)
+    elif state["master"].device != p.device or state["master"].stride() != p.stride():
+        state["master"] = torch.empty_like(p, dtype=torch.float32).copy_(state["master"])
     master = state["master"]
     master.copy_(torch.where(p == master.to(p.dtype), master, p.float()))
     return master
