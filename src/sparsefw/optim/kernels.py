@@ -50,12 +50,13 @@ class Step(NamedTuple):
 def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
     """The gradients, or zeros where one of this step is not finite (a product with 0 would keep the NaN).
 
-    End to end in one buffer: two launches for a network's dense gradients instead of one for each.
+    End to end in one buffer: two launches for a network's dense gradients instead of one for each. (A compiler fuses by
+    itself, and does not follow such views.)
     """
     if healthy is None:
         return gradients
     dense = [_is_dense(g) and g.dtype == gradients[0].dtype for g in gradients]
-    if not all(dense):
+    if torch.compiler.is_compiling() or not all(dense):
         return [torch.where(healthy, g, 0) for g in gradients]
     flat = torch.cat([g.as_strided((g.numel(),), (1,)) for g in gradients])
     pieces = torch.where(healthy, flat, 0).split([g.numel() for g in gradients])

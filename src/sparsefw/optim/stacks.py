@@ -210,6 +210,10 @@ class Stack:
         return warm
 
 
+# By table and not by arithmetic: a compiler that met different ages would make them symbols, and trip over them.
+_NEXT_AGE = (*range(1, FIRST_STEPS + 1), FIRST_STEPS)
+
+
 class Run(NamedTuple):
     stack: Stack
     where: slice
@@ -239,7 +243,7 @@ class Run(NamedTuple):
         stack.steps[where].add_(1)
         for states in stack.states[where]:
             for state in states:
-                state["age"] = min(self.age + 1, FIRST_STEPS)
+                state["age"] = _NEXT_AGE[self.age]
 
 
 def stacks_of(
