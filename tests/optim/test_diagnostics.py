@@ -50,7 +50,9 @@ def test_quality_of_the_warm_oracle_in_training():
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-        qualities += [report.quality for report in optimizer.diagnostics()]
+        reports = optimizer.diagnostics()
+        assert all(0 < report.certified <= report.quality + 1e-5 for report in reports)
+        qualities += [report.quality for report in reports]
     assert max(qualities) <= 1 + 1e-6
     assert min(qualities) > 0.9
     assert sum(qualities) / len(qualities) > 0.98
@@ -64,3 +66,14 @@ def test_before_the_first_step_and_without_gradients():
     (report,) = optimizer.diagnostics()
     assert report.step_size == report.gap == 0
     assert report.norm <= 1
+
+
+def test_certificate_of_every_step_bounds_the_quality_of_every_spectral_gauge():
+    for make in (geo.SpectralKSupportBall, geo.SpectralKSparse):
+        p = nn.Parameter(torch.zeros(20, 30))
+        optimizer = SFW([{"params": [p], "region": make(4, 9.0)}], lr=0.1)
+        for step in range(8):
+            p.grad = gaussian((20, 2), step, torch.float32) @ gaussian((2, 30), step + 50, torch.float32)
+            optimizer.step()
+            (report,) = optimizer.diagnostics()
+            assert 0.3 < report.certified <= report.quality + 1e-5

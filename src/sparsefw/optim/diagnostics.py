@@ -24,6 +24,7 @@ class LayerReport:
     norm            norm(theta) / radius: at most 1, up to rounding
     length          ||theta||_2 / radius
     quality         <vertex, m> / <best vertex, m> of the last step: 1 but for warm-started spectral oracles; NaN before a step
+    certified       a lower bound on the quality that every step keeps without an SVD; loose where the spectrum is flat
     compressible    share of ||theta||_2 in the k magnitudes that the gauge would keep: 1 where the others are gone
     """
 
@@ -36,6 +37,7 @@ class LayerReport:
     norm: float
     length: float
     quality: float
+    certified: float
     compressible: float
 
 
@@ -73,6 +75,7 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
                 norm=float(region.norm(theta)) / region.radius,
                 length=float(theta.norm()) / region.radius,
                 quality=_quality(stack, region, i),
+                certified=float(stack.certified[i]),
                 compressible=float(kept.norm() / magnitudes.norm()) if bool(magnitudes.any()) else 1.0,
             )
         )

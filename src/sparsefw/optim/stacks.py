@@ -135,6 +135,7 @@ class Stack:
         size = len(self.blocks)
         self.momentum = torch.zeros((size, *layout.shape), dtype=self.dtype, device=example.device)
         self.eta = torch.zeros(size, dtype=self.dtype, device=example.device)
+        self.certified = torch.ones(size, dtype=self.dtype, device=example.device)
         self.clamped = torch.zeros(size, dtype=torch.int64, device=example.device)
         self.steps = torch.zeros(size, dtype=torch.int64, device=example.device)
         self.warm: Tensor | None = None
@@ -233,7 +234,16 @@ class Run(NamedTuple):
         if renewed is not None:
             keep_old = healthy is not None and warm is not None and warm.shape == renewed.shape
             stack.remember(where, torch.where(healthy, renewed, warm) if keep_old else renewed)  # type: ignore[arg-type]
+        if isinstance(view, Spectrum):
+            self._certify(vertex, region)
         return vertex.contiguous()
+
+    def _certify(self, vertex: Tensor, region: Ball) -> None:
+        """quality >= <u, m> / (longest * ||m||), because dual_norm(m) <= longest * ||m||: free of any SVD and of a sync."""
+        m = self.stack.momentum[self.where]
+        longest = region.gauge.longest(region.count(self.stack.layout.shape))
+        gained, length = (vertex * m).flatten(1).sum(-1), torch.linalg.vector_norm(m.flatten(1), dim=-1)
+        self.stack.certified[self.where].copy_(torch.where(length > 0, gained / (longest * length), 1))
 
     def record(self, eta: Tensor, clamped: Tensor) -> None:
         """Note the step taken. Ages stop where they cease to matter, so that compiled steps are not compiled again."""
