@@ -13,7 +13,7 @@ from sparsefw import SFW
 from sparsefw import geometry as geo
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-REGIONS = [geo.GroupKSupportBall(2, 5.0), geo.KSupportBall(5, 5.0), geo.SpectralKSupportBall(2, 5.0), None]
+REGIONS = [geo.GroupKSupportBall(2, 50.0), geo.KSupportBall(5, 50.0), geo.SpectralKSupportBall(2, 50.0), None]
 
 
 def run(p, optimizer, steps, seed=0):
