@@ -1,0 +1,95 @@
+"""The networks by name, and how a network that was built by name can be built again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from sparsefw.models import hub
+from sparsefw.models.resnet import PLANS, BasicBlock, ResNet
+
+RESNET = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, arXiv:1512.03385"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A network that files may name: `build` makes it, `input_shape` is what one input to it looks like by default."""
+
+    name: str
+    build: Callable[..., nn.Module]
+    input_shape: tuple[int, int, int]
+    description: str
+    paper: str
+
+
+_INFOS = (
+    *(
+        ModelInfo(name, partial(ResNet, *plan), (3, 224, 224), f"ResNet-{name.removeprefix('resnet')}", RESNET)
+        for name, plan in PLANS.items()
+    ),
+    ModelInfo(
+        "resnet_digits",
+        partial(ResNet, BasicBlock, (1, 1, 1), classes=10, stem="cifar", in_channels=1, width=32),
+        (1, 8, 8),
+        "three residual blocks, 32 to 128 channels wide, for 8 x 8 images of digits",
+        RESNET,
+    ),
+)
+
+MODELS: dict[str, ModelInfo] = {info.name: info for info in _INFOS}
+
+
+def build(name: str, **arguments: Any) -> nn.Module:
+    """The network of that name, freshly initialised. `built_from` on it says how to build it again.
+
+    name    a key of MODELS; or "timm:NAME" or "torchvision:NAME", never with downloaded weights; or "package.module:function",
+            which imports that module: whoever calls this with such a name decides to run it
+
+    Arguments must be plain values (numbers, strings, booleans, None, and lists and dictionaries of them).
+    """
+    source, colon, rest = name.partition(":")
+    if name in MODELS or not colon:
+        return build_registered({"name": name, "arguments": arguments})
+    arguments = _plain(name, arguments)
+    if source == "timm":
+        model = hub.from_timm(rest, arguments)
+    elif source == "torchvision":
+        model = hub.from_torchvision(rest, arguments)
+    else:
+        model = hub.from_module(name, arguments)
+    return _recorded(model, name, arguments)
+
+
+def build_registered(record: dict[str, Any]) -> nn.Module:
+    """The network that a record `{"name": ..., "arguments": {...}}` describes, for records that come from files.
+
+    Only names in MODELS are looked up, and nothing is imported, so that no file can make this run foreign code.
+    """
+    if not isinstance(record, dict) or set(record) != {"name", "arguments"}:
+        raise ValueError(f"the record of a model must have the fields name and arguments, got {record!r}")
+    name, arguments = record["name"], record["arguments"]
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise ValueError(f"the record of a model must have a string as name, a dictionary as arguments, got {record!r}")
+    if name not in MODELS:
+        raise ValueError(hub.unknown(name, MODELS))
+    arguments = _plain(name, arguments)
+    hub.check_names(name, MODELS[name].build, arguments)
+    return _recorded(MODELS[name].build(**arguments), name, arguments)
+
+
+def _plain(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as JSON keeps them. Networks are built from these, so that a record always describes its network."""
+    try:
+        return json.loads(json.dumps(arguments, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model {name!r}: arguments must be plain values: {error}") from error
+
+
+def _recorded(model: nn.Module, name: str, arguments: dict[str, Any]) -> nn.Module:
+    model.built_from = {"name": name, "arguments": arguments}  # type: ignore[assignment]
+    return model

@@ -1,0 +1,234 @@
+"""build and build_registered: what a name may mean, and the one line that a wrong one ends in."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from sparsefw.models import MODELS, build, build_registered, hub
+
+try:
+    hub.import_torchvision()
+    import timm  # noqa: F401
+
+    vision = True
+except ModuleNotFoundError:
+    vision = False
+needs_vision = pytest.mark.skipif(not vision, reason="timm or torchvision is not installed")
+
+
+def error_line(call, *arguments, **keywords) -> str:
+    with pytest.raises(ValueError) as caught:
+        call(*arguments, **keywords)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_unknown_name():
+    assert error_line(build, "resnet19") == "unknown model 'resnet19'; did you mean 'resnet18'?"
+    assert error_line(build, "%") == "unknown model '%'"
+
+
+def test_unknown_argument_names_the_accepted_ones():
+    assert error_line(build, "resnet18", num_classes=10) == (
+        "model 'resnet18' has no argument 'num_classes'; accepted: classes, stem, in_channels, width, dilated_stages"
+    )
+    assert "has no argument 'block'" in error_line(build, "resnet18", block="BasicBlock")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (dict(stem="mnist"), "stem must be one of imagenet, cifar, got 'mnist'"),
+        (dict(stem=["cifar"]), "stem must be one of imagenet, cifar, got ['cifar']"),
+        (dict(width=0), "width must be a whole number of at least 1, got 0"),
+        (dict(width="64"), "width must be a whole number of at least 1, got '64'"),
+        (dict(classes=True), "classes must be a whole number of at least 1, got True"),
+        (dict(classes=1.5), "classes must be a whole number of at least 1, got 1.5"),
+        (dict(in_channels=None), "in_channels must be a whole number of at least 1, got None"),
+        (dict(dilated_stages=-1), "dilated_stages must be a whole number of at least 0, got -1"),
+        (dict(dilated_stages=4), "dilated_stages must be less than the number of stages, 4, got 4"),
+    ],
+)
+def test_wrong_value(arguments, line):
+    assert error_line(build, "resnet18", **arguments) == line
+
+
+@pytest.mark.parametrize("value", [nn.ReLU(), {1, 2}, float("nan"), torch.ones(1)])
+def test_arguments_are_plain_values(value):
+    assert "arguments must be plain values" in error_line(build, "resnet18", classes=value)
+    assert "arguments must be plain values" in error_line(build, "own_models:build", anything=value)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module of the user's, with functions that make a network, need an argument, and make something else."""
+    module = ModuleType("own_models")
+
+    class Scaled(nn.Linear):
+        def __init__(self, sizes: list[int]) -> None:
+            super().__init__(*sizes)
+            self.sizes = sizes
+
+    module.Scaled = Scaled
+    module.number = lambda: 3
+    monkeypatch.setitem(sys.modules, "own_models", module)
+    return module
+
+
+def test_functions_of_the_caller(own):
+    model = build("own_models:Scaled", sizes=(2, 3))
+    assert isinstance(model, own.Scaled)
+    # Built from what the record says, which has no tuples.
+    assert model.built_from == {"name": "own_models:Scaled", "arguments": {"sizes": [2, 3]}}
+    assert model.sizes == [2, 3]
+    assert copy.deepcopy(model).built_from == model.built_from
+
+
+def test_functions_of_the_caller_that_do_not_exist_or_make_no_network(own, monkeypatch):
+    assert error_line(build, "own_models:net") == "model 'own_models:net': module 'own_models' has no function 'net'"
+    assert error_line(build, "not.there:net") == "model 'not.there:net': there is no module 'not.there'"
+    assert error_line(build, "own_models:number") == "model 'own_models:number': returned a int, not a torch.nn.Module"
+    assert error_line(build, "own_models:Scaled") == (
+        "model 'own_models:Scaled' needs the argument 'sizes'; accepted: sizes"
+    )
+    assert error_line(build, "own_models:number", x=1) == (
+        "model 'own_models:number' has no argument 'x'; accepted: none"
+    )
+
+
+def test_a_module_that_fails_to_import_something_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import something_that_is_missing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_that_is_missing"):
+        build("needs_more:net")
+
+
+@pytest.mark.parametrize(
+    "name", ["timm:resnet18", "torchvision:resnet18", "own_models:Scaled", "os:system", "resnet19"]
+)
+def test_files_reach_the_registry_only(name, own, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("something was resolved")
+
+    for function in ("from_timm", "from_torchvision", "from_module"):
+        monkeypatch.setattr(hub, function, refuse)
+    assert error_line(build_registered, {"name": name, "arguments": {}}).startswith(f"unknown model {name!r}")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "resnet_digits",
+        {"name": "resnet_digits"},
+        {"name": "resnet_digits", "arguments": {}, "module": "os"},
+        {"name": ["resnet_digits"], "arguments": {}},
+        {"name": "resnet_digits", "arguments": [10]},
+    ],
+)
+def test_records_of_another_form(record):
+    assert error_line(build_registered, record).startswith("the record of a model must have")
+
+
+def test_records_are_checked_as_arguments_are():
+    record = {"name": "resnet_digits", "arguments": {"classes": 7}}
+    model = build_registered(record)
+    assert model.built_from == record
+    assert model.fc.out_features == 7
+    assert "accepted: classes" in error_line(build_registered, {"name": "resnet_digits", "arguments": {"depth": 3}})
+    assert "width must be" in error_line(build_registered, {"name": "resnet_digits", "arguments": {"width": -3}})
+    record["arguments"]["classes"] = 8
+    assert model.built_from["arguments"] == {"classes": 7}, "the record of a network is its own"
+
+
+@needs_vision
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("timm:resnet10t", {"num_classes": 5}),
+        ("torchvision:squeezenet1_1", {"num_classes": 5}),
+        ("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 5}),  # would download its backbone by default
+    ],
+)
+def test_hub(name, arguments, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", refuse)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    with torch.device("meta"):
+        model = build(name, **arguments)
+    assert model.built_from == {"name": name, "arguments": arguments}
+
+
+@needs_vision
+@pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("timm:resnet18x", {}, "unknown model 'timm:resnet18x'; did you mean 'timm:resnet18'?"),
+        ("timm:hf-hub:someone/something", {}, "unknown model 'timm:hf-hub:someone/something'"),
+        ("torchvision:resnet19", {}, "unknown model 'torchvision:resnet19'; did you mean 'torchvision:resnet"),
+        ("timm:resnet18", {"classes": 3}, "model 'timm:resnet18': "),
+        ("torchvision:resnet18", {"classes": 3}, "model 'torchvision:resnet18': "),
+        ("timm:resnet18", {"pretrained": True}, "model 'timm:resnet18': pretrained is refused"),
+        ("torchvision:resnet18", {"weights": "DEFAULT"}, "model 'torchvision:resnet18': weights is refused"),
+    ],
+)
+def test_hub_errors(name, arguments, line):
+    assert error_line(build, name, **arguments).startswith(line)
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_hub_without_the_package(package, monkeypatch):
+    if package == "timm":
+        monkeypatch.setattr(hub, "import_torchvision", lambda: None)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert error_line(build, f"{package}:resnet18") == (
+        f"model '{package}:resnet18' needs {package}: pip install 'sparsefw[vision]'"
+    )
+
+
+class Importer:
+    """Stands for importlib: raises the given errors in turn, then returns."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def import_module(self, name: str) -> str:
+        if self.errors:
+            raise self.errors.pop(0)
+        return name
+
+
+def test_torchvision_without_its_operators(monkeypatch):
+    """Schemas are declared if and only if the plain import fails for want of them."""
+    declared = []
+
+    class Library:
+        def __init__(self, namespace: str, kind: str) -> None:
+            self.namespace = namespace
+
+        def define(self, schema: str) -> None:
+            declared.append(f"{self.namespace}::{schema.partition('(')[0]}")
+
+    monkeypatch.setattr(torch.library, "Library", Library)
+    monkeypatch.setattr(hub, "_SCHEMAS", [])
+    monkeypatch.setattr(hub, "importlib", Importer())
+    assert hub.import_torchvision() == "torchvision"
+    monkeypatch.setattr(hub, "importlib", Importer(RuntimeError("another fault")))
+    with pytest.raises(RuntimeError, match="another fault"):
+        hub.import_torchvision()
+    assert declared == hub._SCHEMAS == []
+    monkeypatch.setattr(hub, "importlib", Importer(RuntimeError("operator torchvision::nms does not exist")))
+    assert hub.import_torchvision() == "torchvision"
+    assert declared == ["torchvision::nms", "torchvision::qnms"]
+    assert len(hub._SCHEMAS) == 1, "the library must be kept, or its schemas vanish with it"
+
+
+def test_registry_has_no_name_that_looks_like_another_source():
+    assert not any(":" in name for name in MODELS)

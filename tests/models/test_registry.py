@@ -1,0 +1,120 @@
+"""Every network in the registry: its size, its shapes, its record, and that it can be copied, saved and exported."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from sparsefw.models import MODELS, build, build_registered
+
+# Trainable weights with default arguments, as the papers or torchvision state them, or as counted by hand.
+COUNTS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet_digits": 308_074,
+}
+# Arguments that make a network small enough to run here, and an input that it then takes.
+SMALL = {
+    "resnet18": (dict(classes=10, width=8), (3, 64, 64)),
+    "resnet34": (dict(classes=10, stem="cifar", width=4), (3, 16, 16)),
+    "resnet50": (dict(classes=10, stem="cifar", width=4), (3, 16, 16)),
+    "resnet101": (dict(classes=10, width=2), (3, 64, 64)),
+    "resnet_digits": (dict(), (1, 8, 8)),
+}
+EVERY = pytest.mark.parametrize("name", MODELS)
+
+
+def small(name: str) -> tuple[nn.Module, torch.Tensor]:
+    arguments, shape = SMALL[name]
+    torch.manual_seed(0)
+    return build(name, **arguments), torch.randn(2, *shape)
+
+
+def test_the_tables_of_these_tests_list_the_registry():
+    assert list(COUNTS) == list(SMALL) == list(MODELS)
+    assert all(name == info.name and info.description and info.paper for name, info in MODELS.items())
+
+
+@EVERY
+def test_size_and_output_at_the_stated_input(name):
+    info = MODELS[name]
+    with torch.device("meta"):
+        model = build(name)
+        assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
+        y = model.eval()(torch.empty(2, *info.input_shape))
+    classes = {"resnet_digits": 10}.get(name, 1000)
+    assert y.shape == (2, classes)
+
+
+@EVERY
+def test_learns_something_from_every_weight(name):
+    model, x = small(name)
+    y = model.train()(x)
+    y.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@EVERY
+def test_state_dict_into_a_network_built_from_the_record(name):
+    model, x = small(name)
+    model.train()(x)  # so that running statistics differ from those of a new network
+    record = json.loads(json.dumps(model.built_from))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = build_registered(record)
+    other.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), other.eval()(x))
+
+
+@EVERY
+def test_record_is_copied_with_the_network_and_kept_out_of_its_state(name):
+    model, _ = small(name)
+    assert model.built_from == {"name": name, "arguments": SMALL[name][0]}
+    assert copy.deepcopy(model).built_from == model.built_from
+    assert not any("built_from" in key for key in model.state_dict())
+
+
+@EVERY
+def test_channels_last_gives_the_same(name):
+    model, x = small(name)
+    model.double().eval()
+    with torch.no_grad():
+        expected = model(x.double())
+        model.to(memory_format=torch.channels_last)
+        found = model(x.double().to(memory_format=torch.channels_last))
+    torch.testing.assert_close(found, expected)
+
+
+@EVERY
+def test_exports_with_any_batch_size(name):
+    model, x = small(name)
+    model.eval()
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    many = torch.cat([x, x + 1, x - 1])
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(many), model(many))
+
+
+@EVERY
+def test_nothing_in_the_network_depends_on_what_it_has_seen(name):
+    model, x = small(name)
+
+    def attributes() -> dict[str, list[str]]:
+        hidden = ("_parameters", "_buffers", "_modules")
+        return {
+            path: [f"{key}={value!r}" for key, value in vars(m).items() if key not in hidden]
+            for path, m in model.named_modules()
+        }
+
+    before = attributes()
+    model.train()(x)
+    assert attributes() == before
