@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from resnet18 import ResNet18
 from sparsefw import SFW, Rule, constrain
 from sparsefw import geometry as geo
+from sparsefw.models import build
 from sparsefw.optim import ReferenceSFW
 
 BATCH = 128
@@ -43,7 +43,7 @@ REGIONS: dict[str, list[Rule]] = {
 
 def network(device: str) -> nn.Module:
     torch.manual_seed(0)
-    net = ResNet18().to(device)
+    net = build("resnet18", classes=10, stem="cifar").to(device)
     for p in net.parameters():
         p.grad = torch.randn_like(p) * 1e-3
     return net
