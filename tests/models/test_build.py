@@ -150,7 +150,7 @@ def test_records_are_checked_as_arguments_are():
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("timm:resnet10t", {"num_classes": 5}),
+        ("timm:resnet10t", {"num_classes": 5, "pretrained": False}),
         ("torchvision:squeezenet1_1", {"num_classes": 5}),
         ("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 5}),  # would download its backbone by default
     ],

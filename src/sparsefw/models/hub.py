@@ -105,7 +105,7 @@ def _vision(name: str, load: Callable[[], Any]) -> Any:
 
 def _never_pretrained(name: str, arguments: dict[str, Any], refused: tuple[str, ...]) -> None:
     for key in refused:
-        if key in arguments:
+        if arguments.get(key):
             raise ValueError(f"model {name!r}: {key} is refused, nothing is downloaded; load a state dict instead")
 
 
