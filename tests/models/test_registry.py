@@ -19,6 +19,14 @@ COUNTS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet_digits": 308_074,
+    "wide_resnet": 36_536_884,
+    "pspnet_resnet18": 12_770_854,
+    "pspnet_resnet50": 48_956_262,
+    "pspnet_resnet101": 67_948_390,
+    "vgg11_bn": 132_868_840,
+    "vgg13_bn": 133_053_736,
+    "vgg16_bn": 138_365_992,
+    "vgg19_bn": 143_678_248,
 }
 # Arguments that make a network small enough to run here, and an input that it then takes.
 SMALL = {
@@ -27,6 +35,14 @@ SMALL = {
     "resnet50": (dict(classes=10, stem="cifar", width=4), (3, 16, 16)),
     "resnet101": (dict(classes=10, width=2), (3, 64, 64)),
     "resnet_digits": (dict(), (1, 8, 8)),
+    "wide_resnet": (dict(depth=10, widen=2, classes=10), (3, 16, 16)),
+    "pspnet_resnet18": (dict(width=8), (3, 65, 65)),
+    "pspnet_resnet50": (dict(width=4, classes=5, in_channels=4), (4, 48, 64)),
+    "pspnet_resnet101": (dict(width=2), (3, 49, 49)),
+    "vgg11_bn": (dict(width=4, classes=10), (3, 64, 64)),
+    "vgg13_bn": (dict(width=4, classes=10, head="cifar"), (3, 32, 32)),
+    "vgg16_bn": (dict(width=4, classes=10, head="cifar", in_channels=1), (1, 32, 32)),
+    "vgg19_bn": (dict(width=4, classes=10), (3, 32, 32)),
 }
 EVERY = pytest.mark.parametrize("name", MODELS)
 
@@ -49,15 +65,15 @@ def test_size_and_output_at_the_stated_input(name):
         model = build(name)
         assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
         y = model.eval()(torch.empty(2, *info.input_shape))
-    classes = {"resnet_digits": 10}.get(name, 1000)
-    assert y.shape == (2, classes)
+    one = {"resnet_digits": (10,), "wide_resnet": (100,)}.get(name, (1000,))
+    assert y.shape == (2, *((19, 713, 713) if name.startswith("pspnet") else one))
 
 
 @EVERY
 def test_learns_something_from_every_weight(name):
     model, x = small(name)
-    y = model.train()(x)
-    y.square().sum().backward()
+    outputs = model.train()(x)
+    sum(y.square().sum() for y in (outputs if isinstance(outputs, tuple) else (outputs,))).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 

@@ -1,10 +1,13 @@
 """Networks by name: build("resnet18", classes=10, stem="cifar"). What is not listed in MODELS comes through the hub."""
 
 from sparsefw.models.hub import import_torchvision
+from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.registry import MODELS, ModelInfo, build, build_registered
 from sparsefw.models.resnet import BasicBlock, Bottleneck, ResNet, Trunk
+from sparsefw.models.vgg import VGG
+from sparsefw.models.wide_resnet import WideResNet
 
 __all__ = [
-    "MODELS", "BasicBlock", "Bottleneck", "ModelInfo", "ResNet", "Trunk", "build", "build_registered",
-    "import_torchvision",
+    "MODELS", "VGG", "BasicBlock", "Bottleneck", "ModelInfo", "PSPNet", "ResNet", "Trunk", "WideResNet", "build",
+    "build_registered", "import_torchvision",
 ]  # fmt: skip

@@ -10,10 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.models import hub
-from sparsefw.models.resnet import PLANS, BasicBlock, ResNet
+from sparsefw.models import hub, resnet, vgg
+from sparsefw.models.pspnet import PSPNet
+from sparsefw.models.wide_resnet import WideResNet
 
 RESNET = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, arXiv:1512.03385"
+WIDE_RESNET = "Zagoruyko, Komodakis: Wide Residual Networks, arXiv:1605.07146"
+PSPNET = "Zhao, Shi, Qi, Wang, Jia: Pyramid Scene Parsing Network, arXiv:1612.01105"
+VGG = "Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, arXiv:1409.1556"
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,42 @@ class ModelInfo:
 
 _INFOS = (
     *(
-        ModelInfo(name, partial(ResNet, *plan), (3, 224, 224), f"ResNet-{name.removeprefix('resnet')}", RESNET)
-        for name, plan in PLANS.items()
+        ModelInfo(name, partial(resnet.ResNet, *plan), (3, 224, 224), f"ResNet-{name.removeprefix('resnet')}", RESNET)
+        for name, plan in resnet.PLANS.items()
     ),
     ModelInfo(
         "resnet_digits",
-        partial(ResNet, BasicBlock, (1, 1, 1), classes=10, stem="cifar", in_channels=1, width=32),
+        partial(resnet.ResNet, resnet.BasicBlock, (1, 1, 1), classes=10, stem="cifar", in_channels=1, width=32),
         (1, 8, 8),
         "three residual blocks, 32 to 128 channels wide, for 8 x 8 images of digits",
         RESNET,
+    ),
+    ModelInfo(
+        "wide_resnet",
+        WideResNet,
+        (3, 32, 32),
+        "WideResNet-28x10 for 32 x 32 images; depth and widen make others",
+        WIDE_RESNET,
+    ),
+    *(
+        ModelInfo(
+            f"pspnet_{name}",
+            partial(PSPNet, *resnet.PLANS[name]),
+            (3, 713, 713),
+            f"PSPNet on a ResNet-{name.removeprefix('resnet')} of output stride 8, with an auxiliary head",
+            PSPNET,
+        )
+        for name in ("resnet18", "resnet50", "resnet101")
+    ),
+    *(
+        ModelInfo(
+            name,
+            partial(vgg.VGG, plan),
+            (3, 224, 224),
+            f"VGG-{name.removeprefix('vgg').removesuffix('_bn')} with batch norm",
+            VGG,
+        )
+        for name, plan in vgg.PLANS.items()
     ),
 )
 

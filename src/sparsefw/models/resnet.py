@@ -85,7 +85,7 @@ PLANS: dict[str, tuple[Block, tuple[int, ...]]] = {
 
 
 class Trunk(nn.Module):
-    """Stem and stages: what a classifier or a segmentation head is put on.
+    """Stem and stages: what a classifier or a segmentation head is put on, which then initialises the whole.
 
     block             BasicBlock or Bottleneck
     layers            blocks per stage; stage i is `width` * 2^i wide, times the block's expansion
