@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sparsefw.geometry import gauges, views
 from sparsefw.geometry.gauges import NM, Gauge, KSparse, KSupport, Lp
+from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.projections import onto_simplex
 from sparsefw.geometry.views import Elements, ExactSVD, Groups, Partition, Spectrum, View, WarmSubspace
 
@@ -60,7 +61,7 @@ class Ball:
         """The Frank-Wolfe gap max <x - u, g> over u in the region: 0 exactly at stationary points."""
         both = x.double() * g.double()
         inner = both.flatten(1).sum(-1) if stacked else both.sum()
-        return inner.to(_working(g.dtype)) + self.radius * self.dual_norm(g, stacked=stacked)
+        return inner.to(working_dtype(g.dtype)) + self.radius * self.dual_norm(g, stacked=stacked)
 
     def project(self, x: Tensor, *, stacked: bool = False) -> Tensor:
         """argmin ||y - x|| over y in the region."""
@@ -113,8 +114,10 @@ class Ball:
         Times -radius it is the LMO. It never syncs with the host and can be captured in a CUDA graph. Spectral regions
         follow the leading subspace from `warm` instead of an SVD; for them the vertex is feasible but only nearly best.
         In float32 a gradient whose norm is below 1e-17 counts as zero (`lmo` rescales first and has no such floor).
+        Half precisions are computed in float32, which the warm start keeps.
         """
-        return self.view.oracle(self.gauge, stack, warm, iterations)
+        vertices, warm = self.view.oracle(self.gauge, stack.to(working_dtype(stack.dtype)), warm, iterations)
+        return vertices.to(stack.dtype), warm
 
     def plain(self) -> dict[str, Any]:
         """As nested dictionaries of plain values; `from_plain` is the way back."""
@@ -156,7 +159,7 @@ class Ball:
     def _stack(self, x: Tensor, stacked: bool) -> Tensor:
         stack = x if stacked else x.unsqueeze(0)
         self.count(stack.shape[1:])
-        return stack.to(_working(x.dtype))
+        return stack.to(working_dtype(x.dtype))
 
     @staticmethod
     def _result(stack: Tensor, like: Tensor, stacked: bool) -> Tensor:
@@ -275,13 +278,9 @@ def _rebuild(values: Any) -> Any:
     return _PARTS[name](**{key: _rebuild(value) for key, value in values.items() if key != "type"})
 
 
-def _working(dtype: torch.dtype) -> torch.dtype:
-    """Half precisions are computed in float32: their squares over- or underflow."""
-    if dtype in (torch.bfloat16, torch.float16):
-        return torch.float32
-    if not dtype.is_floating_point:
-        raise TypeError(f"regions are defined on real floating-point tensors, got {dtype}")
-    return dtype
+def _per_block(values: Tensor, x: Tensor) -> Tensor:
+    """One value per block (b,), or a single one, in the shape that broadcasts against x."""
+    return values.view([-1] + [1] * (x.ndim - 1))
 
 
 __all__ = ["REGIONS", "Ball", "Simplex", *(name for name in REGIONS if name != "Simplex"), "gauges"]

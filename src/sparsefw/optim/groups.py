@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Groups, Spectrum
+from sparsefw.geometry.precision import working_dtype
 from sparsefw.optim.rescale import RESCALES, Rescale
 from sparsefw.optim.stacks import layout_of
-from sparsefw.optim.weights import working_dtype
 
 Group = dict[str, Any]
 _REST_ONLY = ("weight_decay", "nesterov", "rest")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefw.geometry.precision import HALF
+
 
 class NonFiniteGradientError(RuntimeError):
     """A gradient held NaN or inf (or its squared norm overflowed). The step was not taken; the weights are as before."""
@@ -93,7 +95,7 @@ def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype]
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:
     first = gradients[0]
-    if first.dtype in (torch.bfloat16, torch.float16):
+    if first.dtype in HALF:
         return list(torch._foreach_norm(gradients, 2, dtype=torch.float32))
     if first.device.type == "cpu":  # a dot product takes half the time of a norm there
         return [

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball, Groups, Spectrum
+from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.subspace import start
 from sparsefw.geometry.views import FIRST_STEPS
-from sparsefw.optim.weights import State, working_dtype
+from sparsefw.optim.weights import State
 
 Tensors = list[Tensor]
 

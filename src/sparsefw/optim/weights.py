@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HALF = (torch.bfloat16, torch.float16)
+from sparsefw.geometry.precision import HALF
+
 State = dict[str, Any]
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a step computes in: steps of 1e-3 vanish in the rounding of half precision."""
-    return torch.float32 if dtype in HALF else dtype
 
 
 def working_weight(p: Tensor, state: State) -> Tensor:
