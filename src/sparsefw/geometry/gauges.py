@@ -97,10 +97,10 @@ class Lp(Gauge):
         if self.p == math.inf:
             return ones_where_nonzero(m)
         if self.p == 2:
-            return divide(m, self.dual_norm(m))
+            return over(m, self.dual_norm(m))
         # By the largest entry first: q - 1 grows without bound as p falls to 1, and so would a power of a ratio above 1.
-        power = divide(m, m.amax(-1)) ** (self.q - 1)
-        return divide(power, self.norm(power))
+        power = over(m, m.amax(-1)) ** (self.q - 1)
+        return over(power, self.norm(power))
 
     def project(self, m: Tensor, radius: Tensor) -> Tensor:
         if self.p == 1:
@@ -189,7 +189,7 @@ class KSupport(Gauge):
 
     def maximizer(self, m: Tensor) -> Tensor:
         kept = keep_top_k(m, self.k)
-        return divide(kept, torch.linalg.vector_norm(kept, dim=-1))
+        return over(kept, torch.linalg.vector_norm(kept, dim=-1))
 
     def project(self, m: Tensor, radius: Tensor) -> Tensor:
         one_block = m.unsqueeze(-2)
@@ -240,7 +240,7 @@ class NM(Gauge):
 
     def maximizer(self, m: Tensor) -> Tensor:
         kept = keep_top_k(self._blocks(m), self.n).flatten(-2)
-        return divide(kept, torch.linalg.vector_norm(kept, dim=-1))
+        return over(kept, torch.linalg.vector_norm(kept, dim=-1))
 
     def project(self, m: Tensor, radius: Tensor) -> Tensor:
         joint = lambda x: self.norm(x.flatten(-2))  # noqa: E731
@@ -260,11 +260,15 @@ class NM(Gauge):
             raise ValueError(f"{count} magnitudes do not divide into blocks of {self.m}")
 
 
-def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator along the last axis, 0 where the denominator is negligible (1e-12 is a legal norm)."""
-    empty = negligible(denominator)  # NaN is not: it must show in the result
-    # The inverse is taken of the few denominators, so that there is one pass over the many numerators.
-    return numerator * torch.where(empty, 0, 1 / torch.where(empty, 1, denominator)).unsqueeze(-1)
+def divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
+    """numerator / norm, 0 where the norm is negligible (1e-12 is a legal one): what has no direction stays at 0."""
+    empty = negligible(norm)  # NaN is not: it must show in the result
+    return torch.where(empty, 0, numerator / torch.where(empty, 1, norm))
+
+
+def over(m: Tensor, norm: Tensor) -> Tensor:
+    """Each vector along the last axis divided by its norm; inverting the few norms leaves one pass over the many entries."""
+    return m * divide(1, norm).unsqueeze(-1)
 
 
 def negligible(norm: Tensor) -> Tensor:

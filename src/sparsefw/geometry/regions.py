@@ -72,7 +72,7 @@ class Ball:
         # Where x is 1e12 times too long the multiplier cannot be resolved any more: feasible all the same.
         projected = self._result(self.pull_inside(projected, stacked=True), x, stacked)
         # What is inside is returned as it is, not as rounded by the way through the magnitudes.
-        return torch.where(inside.view([-1] + [1] * (x.ndim - 1)) if stacked else inside[0], x, projected)
+        return torch.where(_per_block(inside, x), x, projected)
 
     def pull_inside(self, x: Tensor, *, stacked: bool = False) -> Tensor:
         """x where it is in the region, else x * radius / norm(x): the cheap way in, which keeps the direction."""
@@ -80,7 +80,7 @@ class Ball:
         # Entries are rounded once more on the way back to half precision: half a unit each, and never outwards.
         margin = 1 - torch.finfo(x.dtype).eps if norm.dtype != x.dtype else 1.0
         factor = torch.where(norm > self.radius, self.radius / norm * margin, 1)
-        return (x * (factor.view([-1] + [1] * (x.ndim - 1)) if stacked else factor)).to(x.dtype)
+        return (x * _per_block(factor, x)).to(x.dtype)
 
     def contains(self, x: Tensor, *, stacked: bool = False, tolerance: float = 1e-5) -> Tensor:
         """Whether norm(x) <= radius, up to a relative tolerance for rounding; a boolean tensor."""
@@ -154,7 +154,7 @@ class Ball:
         stack = self._stack(x, stacked)
         scale = stack.flatten(1).abs().amax(-1)
         safe = torch.where(scale == 0, 1, scale)
-        return stack / safe.view([-1] + [1] * (stack.ndim - 1)), scale
+        return stack / _per_block(safe, stack), scale
 
     def _stack(self, x: Tensor, stacked: bool) -> Tensor:
         stack = x if stacked else x.unsqueeze(0)

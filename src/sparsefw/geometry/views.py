@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import subspace
-from sparsefw.geometry.gauges import Gauge, Tip, divide, negligible
+from sparsefw.geometry.gauges import Gauge, Tip, divide, over
 
 Lift = Callable[[Tensor], Tensor]
 Shape = Sequence[int]
@@ -135,13 +135,13 @@ class Groups(View):
             flat = x.flatten(1)
             sums = flat.new_zeros(x.shape[0], self.partition.count).index_add_(1, labels, flat.square())
             norms = sums.sqrt()
-            return norms, lambda m: (flat * _ratio(m, norms)[:, labels]).view(x.shape)
+            return norms, lambda m: (flat * divide(m, norms)[:, labels]).view(x.shape)
         position = _position(self.axis, x.ndim - 1) + 1
         others = [d for d in range(1, x.ndim) if d != position]
         norms = torch.linalg.vector_norm(x, dim=others) if others else x.abs()
         spread = [x.shape[0]] + [1] * (x.ndim - 1)
         spread[position] = -1
-        return norms, lambda m: x * _ratio(m, norms).view(spread)
+        return norms, lambda m: x * divide(m, norms).view(spread)
 
     def count(self, shape: Shape) -> int:
         if self.partition is None:
@@ -212,16 +212,23 @@ class Spectrum(View):
     ) -> tuple[Tensor, Tensor | None]:
         """Only the part of the spectrum that a maximizer can touch is computed: the gauge's support."""
         count = G.shape[1]
-        k = gauge.support(count)
-        if isinstance(self.solver, ExactSVD) or gauge.tip is Tip.CURVED:
+        if self._by_svd(gauge):
             return View.oracle(self, gauge, G, None, iterations)
-        if k == count:
+        if not self.follows(gauge, count):
             return (_over_norm(G) if gauge.tip is Tip.PROPORTIONAL else subspace.polar_factor(G)), None
+        k = gauge.support(count)
         V = subspace.start(G, k) if warm is None or warm.shape[-1] < k else warm[..., :k]  # k may have changed since
         (U, B), V = subspace.top_subspace(G, V, iterations)
         if gauge.tip is Tip.PROPORTIONAL:
             return _over_norm(U @ B), V  # divided by its own norm: feasible however inexact U is
         return U @ subspace.polar_factor(B), V
+
+    def _by_svd(self, gauge: Gauge) -> bool:
+        return isinstance(self.solver, ExactSVD) or gauge.tip is Tip.CURVED
+
+    def follows(self, gauge: Gauge, count: int) -> bool:
+        """Whether the oracle follows a subspace by iterations, and is only nearly best."""
+        return not self._by_svd(gauge) and gauge.support(count) < count
 
     def iterations(self, age: int) -> int:
         """How many power iterations a block takes that has made `age` steps: the first momentum buffers turn fast."""
@@ -237,14 +244,8 @@ class Spectrum(View):
 FIRST_STEPS = 5
 
 
-def _ratio(new: Tensor, old: Tensor) -> Tensor:
-    """new / old, 0 where old is negligible: a group without direction stays at 0."""
-    empty = negligible(old)
-    return torch.where(empty, 0, new / torch.where(empty, 1, old))
-
-
 def _over_norm(stack: Tensor) -> Tensor:
-    return divide(stack.flatten(1), torch.linalg.vector_norm(stack.flatten(1), dim=-1)).view(stack.shape)
+    return over(stack.flatten(1), torch.linalg.vector_norm(stack.flatten(1), dim=-1)).view(stack.shape)
 
 
 def _position(axis: int, ndim: int) -> int:

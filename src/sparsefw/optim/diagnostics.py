@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from sparsefw.geometry import Ball, ExactSVD, Spectrum
-from sparsefw.geometry.gauges import Tip
+from sparsefw.geometry import Ball, Spectrum
 from sparsefw.optim.stacks import Stack
 
 
@@ -92,13 +91,7 @@ def _gather(stack: Stack, tensors: list[Tensor]) -> Tensor:
 def _quality(stack: Stack, region: Ball, i: int) -> float:
     """The exact certificate: the last step's oracle call once more, from where it started, against the true dual norm."""
     view = region.view
-    k, count = region.gauge.support(region.count(stack.layout.shape)), region.count(stack.layout.shape)
-    if (
-        not isinstance(view, Spectrum)
-        or isinstance(view.solver, ExactSVD)
-        or k == count
-        or region.gauge.tip is Tip.CURVED
-    ):
+    if not isinstance(view, Spectrum) or not view.follows(region.gauge, region.count(stack.layout.shape)):
         return 1.0
     m = stack.momentum[i : i + 1]
     best = float(region.dual_norm(m[0]))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefw.geometry.gauges import Gauge, negligible
+from sparsefw.geometry.gauges import Gauge, divide
 from sparsefw.optim.rescale import Lengths, Rescale, step_size
 
 Tensors = list[Tensor]
@@ -113,9 +113,7 @@ def rows_update(theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, g
     """
     unit = gauge.maximizer(norms)
     rows = unit.topk(gauge.support(norms.shape[-1]), dim=-1, sorted=False).indices  # (b, k)
-    unit, length = unit.gather(-1, rows), norms.gather(-1, rows)
-    empty = negligible(length)
-    scale = -setting.radius * torch.where(empty, 0, unit / torch.where(empty, 1, length))
+    scale = -setting.radius * divide(unit.gather(-1, rows), norms.gather(-1, rows))
     picks = rows.unbind()
     old: list[Tensors] = []
     moves: list[Tensors] = []  # v - theta on the chosen rows; on the others it is -theta
