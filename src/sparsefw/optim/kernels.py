@@ -92,14 +92,17 @@ def momentum_update(
 
 
 def dense_update(
-    theta: Sequence[Tensors], m: Tensor, vertex: Tensor, parts: Sequence[Tensors], setting: Setting
+    theta: Sequence[Tensors], length: Tensor, vertex: Tensor, parts: Sequence[Tensors], setting: Setting
 ) -> Step:
-    """theta <- theta + eta (v - theta) for any vertex of the unit ball; `parts` alias `vertex`, which becomes v - theta."""
+    """theta <- theta + eta (v - theta) for any vertex of the unit ball, with `length` (b,) the norms of m.
+
+    `parts` alias `vertex`, which becomes v - theta.
+    """
     vertex.mul_(-setting.radius)
     for differences, weights in zip(parts, theta, strict=True):
         torch._foreach_sub_(differences, weights)
     distance = torch.linalg.vector_norm(vertex.flatten(1), dim=-1)
-    step = setting.step(torch.linalg.vector_norm(m.flatten(1), dim=-1), distance)
+    step = setting.step(length, distance)
     for differences, weights, eta in zip(parts, theta, step.eta.unbind(), strict=True):
         for difference, weight in zip(differences, weights, strict=True):
             weight.addcmul_(difference, eta)

@@ -197,9 +197,10 @@ class SFW(torch.optim.Optimizer):
             norms = region.view.magnitudes(momentum)
             step = kernels.rows_update(rows, stack.row_buffers[where], norms, region.gauge, setting)
         else:
-            vertex = run.vertex(region, fine)
+            length = torch.linalg.vector_norm(momentum.flatten(1), dim=-1)
+            vertex = run.vertex(region, length, fine)
             step = kernels.dense_update(
-                theta, momentum, vertex, [stack.layout.views(v) for v in vertex.unbind()], setting
+                theta, length, vertex, [stack.layout.views(v) for v in vertex.unbind()], setting
             )
         run.record(step.eta, step.clamped)
         write_back(params, states)

@@ -225,8 +225,11 @@ class Run(NamedTuple):
     def first(self) -> bool:
         return self.age == 0
 
-    def vertex(self, region: Ball, healthy: Tensor | None) -> Tensor:
-        """The oracle at the momentum, on the unit ball, from the warm start of the last step, which a healthy one renews."""
+    def vertex(self, region: Ball, length: Tensor, healthy: Tensor | None) -> Tensor:
+        """The oracle at the momentum, on the unit ball, from the warm start of the last step, which a healthy one renews.
+
+        `length` (b,) is the momentum's norm, for the certificate.
+        """
         stack, where, view = self.stack, self.where, region.view
         warm = None if stack.warm is None or self.first else stack.warm[where]
         iterations = view.iterations(self.age) if isinstance(view, Spectrum) else 0
@@ -236,14 +239,13 @@ class Run(NamedTuple):
             keep_old = healthy is not None and warm is not None and warm.shape == renewed.shape
             stack.remember(where, torch.where(healthy, renewed, warm) if keep_old else renewed)  # type: ignore[arg-type]
         if isinstance(view, Spectrum):
-            self._certify(vertex, region)
+            self._certify(vertex, length, region)
         return vertex.contiguous()
 
-    def _certify(self, vertex: Tensor, region: Ball) -> None:
+    def _certify(self, vertex: Tensor, length: Tensor, region: Ball) -> None:
         """quality >= <u, m> / (longest * ||m||), because dual_norm(m) <= longest * ||m||: free of any SVD and of a sync."""
-        m = self.stack.momentum[self.where]
         longest = region.gauge.longest(region.count(self.stack.layout.shape))
-        gained, length = (vertex * m).flatten(1).sum(-1), torch.linalg.vector_norm(m.flatten(1), dim=-1)
+        gained = (vertex * self.stack.momentum[self.where]).flatten(1).sum(-1)
         self.stack.certified[self.where].copy_(torch.where(length > 0, gained / (longest * length), 1))
 
     def record(self, eta: Tensor, clamped: Tensor) -> None:
