@@ -15,6 +15,7 @@ from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.optim.radius import NORMALISATION, default_w, initial_norm
 from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name
+from sparsefw.optim.table import table
 
 
 @dataclass
@@ -36,16 +37,9 @@ class ParamGroups(list[dict[str, Any]]):
         self.rows, self.notes = list(rows), list(notes)
 
     def __str__(self) -> str:
-        header = Row("parameter", (), "region", "k", "radius")
-        cells = [
-            [r.name, "x".join(map(str, r.shape)) if r is not header else "shape", r.what, r.k, r.radius]
-            for r in (header, *self.rows)
-        ]
-        widths = [max(len(row[i]) for row in cells) for i in range(5)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([*lines, *self.notes])
+        header = ["parameter", "shape", "region", "k", "radius"]
+        cells = [[r.name, "x".join(map(str, r.shape)), r.what, r.k, r.radius] for r in self.rows]
+        return "\n".join([table([header, *cells]), *self.notes])
 
     __repr__ = __str__
 

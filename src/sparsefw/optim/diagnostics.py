@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsefw.geometry import Ball, Spectrum
 from sparsefw.optim.stacks import Stack
+from sparsefw.optim.table import table
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ class LayerReports(list[LayerReport]):
     def __str__(self) -> str:
         columns = [field.name for field in fields(LayerReport)]
         rows = [[report.name, *(f"{getattr(report, column):.3g}" for column in columns[1:])] for report in self]
-        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-        return "\n".join(
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [columns, *rows]
-        )
+        return table([columns, *rows])
 
 
 @torch.no_grad()
@@ -57,10 +55,10 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
     """One LayerReport per block of the stack; reads the device."""
     results = []
     for i, (block, name) in enumerate(zip(stack.blocks, names, strict=True)):
-        theta = _gather(stack, weights[i])
         m = stack.momentum[i]
+        theta = stack.layout.gather(weights[i], into=torch.empty_like(m))
         gradients = [p.grad for p in block if p.grad is not None]
-        g = _gather(stack, gradients) if len(gradients) == len(block) else m
+        g = stack.layout.gather(gradients, into=torch.empty_like(m)) if len(gradients) == len(block) else m
         magnitudes = region.view.magnitudes(theta.unsqueeze(0))[0]
         kept = magnitudes[region.gauge.maximizer(magnitudes) != 0]
         results.append(
@@ -79,13 +77,6 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
             )
         )
     return results
-
-
-def _gather(stack: Stack, tensors: list[Tensor]) -> Tensor:
-    block = torch.empty(stack.layout.shape, dtype=stack.dtype, device=stack.momentum.device)
-    for view, tensor in zip(stack.layout.views(block), tensors, strict=True):
-        view.copy_(tensor)
-    return block
 
 
 def _quality(stack: Stack, region: Ball, i: int) -> float:

@@ -109,9 +109,8 @@ def pull_inside(group: Group, names: list[str]) -> None:
         if any(p.is_meta for p in block):
             continue
         layout = layout_of(region, block, axes_of(group))
-        point = block[0].new_empty(layout.shape, dtype=working_dtype(block[0].dtype))
-        for view, p in zip(layout.views(point), block, strict=True):
-            view.copy_(p)
+        empty = block[0].new_empty(layout.shape, dtype=working_dtype(block[0].dtype))
+        point = layout.gather(block, into=empty)
         if bool(point.norm() * region.gauge.widest(region.count(point.shape)) <= region.radius):
             continue  # inside by a bound that costs no SVD
         if not bool(region.contains(point, tolerance=tolerance(block[0].dtype))):

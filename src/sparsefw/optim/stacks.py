@@ -60,6 +60,12 @@ class Layout:
             ]
         return [part.logical(block[part.start : part.stop].view(part.shape)) for part in self.parts]
 
+    def gather(self, tensors: Sequence[Tensor], into: Tensor) -> Tensor:
+        """`into`, a tensor of the layout's shape, filled with the tensors of a block."""
+        for view, tensor in zip(self.views(into), tensors, strict=True):
+            view.copy_(tensor)
+        return into
+
     def rows(self, tensors: Sequence[Tensor]) -> Tensors:
         """The tensors as matrices whose rows are the groups, aliasing them; RuntimeError where memory does not allow it."""
         return [t.permute(part.order).view(part.shape[0], -1) for t, part in zip(tensors, self.parts, strict=True)]
