@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.geometry import gauges, views
+from sparsefw.geometry import views
 from sparsefw.geometry.gauges import NM, Gauge, KSparse, KSupport, Lp
 from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.projections import onto_simplex
@@ -283,4 +283,4 @@ def _per_block(values: Tensor, x: Tensor) -> Tensor:
     return values.view([-1] + [1] * (x.ndim - 1))
 
 
-__all__ = ["REGIONS", "Ball", "Simplex", *(name for name in REGIONS if name != "Simplex"), "gauges"]
+__all__ = ["REGIONS", "Ball", "Simplex", *(name for name in REGIONS if name != "Simplex")]

@@ -149,7 +149,7 @@ def sgd_update(
     if rho:
         if first or healthy is not None:
             momentum_update(m, gradients, rho, dampening, first, healthy)
-        else:
+        else:  # not by momentum_update, whose one pass rounds once where torch's SGD, by these two, rounds twice
             torch._foreach_mul_(m, rho)
             torch._foreach_add_(m, gradients, alpha=1 - dampening)
         gradients = list(torch._foreach_add(gradients, m, alpha=rho)) if nesterov else m

@@ -98,7 +98,7 @@ class SFW(torch.optim.Optimizer):
         super().add_param_group({"lr": lr, **param_group, "params": params})
         try:
             self._enter_region(len(self.param_groups) - 1)
-        except Exception:
+        except BaseException:  # an interrupt must not leave a half-added group either
             self.param_groups.pop()
             raise
 
