@@ -1,11 +1,14 @@
-"""The lists that tests run over: a region, a rule or a shape is tested by being listed here."""
+"""What tests share: the lists they run over (a region, a rule or a shape is tested by being listed), and a network to train."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
+from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 from sparsefw.geometry import Ball
 from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled
@@ -51,3 +54,36 @@ def random_points(region: Ball, shape: tuple[int, ...], count: int, seed: int = 
     scaled = points * (scale / norms).view(-1, *[1] * len(shape))
     vertices = region.lmo(gaussian((2 * count, *shape), seed + 1), stacked=True)
     return torch.cat([scaled, (vertices[:count] + vertices[count:]) / 2])
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+def optimizer_of(net: nn.Module, kind: str = "filters", **options) -> SFW:
+    k = None if ":" in kind else 0.25
+    return SFW(constrain(net, kind, k=k, w=1.0, report=None), **{"lr": 0.1, "weight_decay": 1e-3, **options})
+
+
+def backward(net: nn.Module, step: int, scale: float = 1.0) -> torch.Tensor:
+    x, y = gaussian((8, 3, 6, 6), step, torch.float32), torch.arange(8) % 4
+    loss = F.cross_entropy(net(x), y)
+    (loss * scale).backward()
+    return loss
+
+
+def train(net: nn.Module, optimizer: SFW, steps: range, scheduler=None) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        backward(net, step)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))

@@ -3,103 +3,15 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from catalog import gaussian
+from catalog import backward, equal, gaussian, network, optimizer_of, train
 from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
-from sparsefw.optim import Diameter
-
-KINDS = ["filters", "rank", "weights", "2:4"]
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
-    )  # fmt: skip
-
-
-def optimizer_of(net: nn.Module, kind: str = "filters", **options) -> SFW:
-    k = None if ":" in kind else 0.25
-    return SFW(constrain(net, kind, k=k, w=1.0, report=None), **{"lr": 0.1, "weight_decay": 1e-3, **options})
-
-
-def backward(net: nn.Module, step: int, scale: float = 1.0) -> torch.Tensor:
-    x, y = gaussian((8, 3, 6, 6), step, torch.float32), torch.arange(8) % 4
-    loss = F.cross_entropy(net(x), y)
-    (loss * scale).backward()
-    return loss
-
-
-def train(net: nn.Module, optimizer: SFW, steps: range, scheduler=None) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        backward(net, step)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-
-
-def equal(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rest", ["sgd", "adamw"])
-def test_state_dict_continues_bit_for_bit(kind, rest):
-    """Saved after 7 steps, through a file that is read without pickle, into a fresh optimizer with other settings."""
-    net = network()
-    optimizer = optimizer_of(net, kind, rest=rest)
-    train(net, optimizer, range(7))
-    file = io.BytesIO()
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    twin = network(1)
-    twin.load_state_dict(saved["net"])
-    resumed = SFW(constrain(twin, kind, k=None if ":" in kind else 0.5, w=3.0, report=None), lr=9.0, rescale=Diameter())
-    twin.load_state_dict(saved["net"])  # making the optimizer may have pulled weights inside
-    if ":" not in kind:
-        resumed.load_state_dict(saved["optimizer"])
-    else:
-        resumed.load_state_dict(optimizer.state_dict())
-    train(net, optimizer, range(7, 15))
-    train(twin, resumed, range(7, 15))
-    assert equal(net, twin)
-    assert resumed.param_groups[0]["region"] == optimizer.param_groups[0]["region"]
-
-
-def test_loading_does_not_share_memory_with_the_saved_state():
-    net = network()
-    optimizer = optimizer_of(net, "rank")
-    train(net, optimizer, range(3))
-    state = copy.deepcopy(optimizer.state_dict())
-    optimizer.load_state_dict(state)
-    kept = copy.deepcopy(state)
-    train(net, optimizer, range(3, 6))
-    for i, values in kept["state"].items():
-        for key, value in values.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(state["state"][i][key])), key
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_deepcopy_of_model_and_optimizer_goes_its_own_way(kind):
-    net = network()
-    optimizer = optimizer_of(net, kind)
-    train(net, optimizer, range(4))
-    twin, copied = copy.deepcopy((net, optimizer))
-    assert copied.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
-    train(net, optimizer, range(4, 9))
-    assert not equal(net, twin)
-    train(twin, copied, range(4, 9))
-    assert equal(net, twin)
 
 
 def test_schedulers_drive_the_learning_rate():
@@ -249,16 +161,6 @@ def test_named_optimizers_take_unnamed_groups():
     assert optimizer.param_groups[-1]["param_names"] == [f"group{len(optimizer.param_groups) - 1}.0"]
 
 
-def test_rejected_group_leaves_the_optimizer_as_it_was():
-    net = network()
-    optimizer = optimizer_of(net[:5])
-    groups = len(optimizer.param_groups)
-    with pytest.raises(ValueError, match="k=99 is more than"):
-        optimizer.add_param_group({"params": [net[8].weight], "region": geo.GroupKSupportBall(99)})
-    assert len(optimizer.param_groups) == groups
-    train(net, optimizer, range(1))
-
-
 def test_parameters_swapped_from_outside_are_followed():
     """`p.data = ...` gives a parameter new memory and perhaps another layout; the momentum goes on."""
     a, b = network(), network()
@@ -271,49 +173,6 @@ def test_parameters_swapped_from_outside_are_followed():
     train(b, second, range(3, 6))
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: setattr(p, "grad", torch.zeros_like(p).to_sparse()), "dense gradients"),
-        (lambda p: setattr(p, "grad", torch.zeros_like(p).requires_grad_() * 1), "not differentiable"),
-    ],
-)
-def test_gradients_that_cannot_be_stepped_are_refused(change, message):
-    p = nn.Parameter(torch.ones(3, 3))
-    optimizer = SFW([{"params": [("layer.weight", p)], "region": geo.GroupKSupportBall(1)}])
-    change(p)
-    with pytest.raises(TypeError, match=message) as caught:
-        optimizer.step()
-    assert "layer.weight" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("group", "options", "message"),
-    [
-        ({"params": [nn.Parameter(torch.ones(3, dtype=torch.complex64))]}, {}, "real floating-point"),
-        ({"region": "filters"}, {}, "must be a Ball"),
-        ({"rescale": "gradient"}, {}, "rescale must be one of"),
-        ({"rest": "lion"}, {}, "'sgd' or 'adamw'"),
-        ({"lr": -1.0}, {}, "lr must be a finite number of at least 0"),
-        ({"lr": float("nan")}, {}, "lr must be a finite number of at least 0"),
-        ({"lr": "0.1"}, {}, "lr must be a finite number"),
-        ({"lr": torch.tensor(-0.1)}, {}, "lr must be a finite number"),
-        ({"lr": torch.tensor([0.1, 0.2])}, {}, "lr must be a finite number"),
-        ({"adam_betas": (1.0, 2.0)}, {}, "adam_betas must be two numbers"),
-        ({"adam_eps": -1.0}, {}, "adam_eps must be a finite number"),
-        ({"nesterov": True, "momentum": 0.0}, {}, "nesterov needs"),
-        ({"region": geo.GroupKSupportBall(9)}, {}, "k=9 is more than the 3"),
-        ({"coupled": True, "region": geo.GroupKSupportBall(1), "axes": [0, 0]}, {}, "axes needs 1"),
-        ({}, {"on_nonfinite": "ignore"}, "'raise' or 'skip'"),
-        ({}, {"check_every": 0}, "at least 1"),
-    ],
-)
-def test_bad_settings_are_one_clear_line(group, options, message):
-    with pytest.raises((ValueError, TypeError), match=message) as caught:
-        SFW([{"params": [nn.Parameter(torch.ones(3, 3))], **group}], **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_weights_outside_of_their_region_are_pulled_in_once():
@@ -340,18 +199,6 @@ def test_compiled_step(kind):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_making_an_optimizer_for_trained_weights_does_not_touch_them(kind):
-    """The usual order of resuming: load the model, make the optimizer, load its state. Large steps end on the boundary."""
-    net = network()
-    optimizer = optimizer_of(net, kind, lr=5.0)
-    for step in range(20):
-        train(net, optimizer, range(step, step + 1))
-        twin = copy.deepcopy(net)
-        optimizer_of(twin, kind, lr=5.0)
-        assert equal(net, twin)
-
-
 def test_a_group_given_another_region_enters_it():
     net = network()
     optimizer = optimizer_of(net)
@@ -368,55 +215,3 @@ def test_a_group_given_another_region_enters_it():
 def test_rest_has_its_own_learning_rate():
     optimizer = optimizer_of(network(), rest="adamw", rest_lr=1e-3)
     assert [group["lr"] for group in optimizer.param_groups] == [0.1] * (len(optimizer.param_groups) - 1) + [1e-3]
-
-
-def test_keys_that_would_be_ignored_are_refused():
-    p = nn.Parameter(torch.ones(3, 3))
-    with pytest.raises(ValueError, match="did you mean 'region'"):
-        SFW([{"params": [p], "regoin": geo.GroupKSupportBall(1)}])
-    with pytest.raises(ValueError, match="weight_decay has no effect"):
-        SFW([{"params": [p], "region": geo.GroupKSupportBall(1), "weight_decay": 1e-3}])
-    with pytest.raises(ValueError, match="has neither"):
-        SFW([{"params": [p], "region": geo.KSupportBall(1), "axes": [1]}])
-    SFW(SFW([{"params": [p], "region": geo.GroupKSupportBall(1)}], weight_decay=1e-3).param_groups, weight_decay=1e-3)
-
-
-def test_nan_weights_are_refused_by_name():
-    p = nn.Parameter(torch.full((3, 3), float("nan")))
-    for region in (geo.GroupKSupportBall(1), None):
-        with pytest.raises(ValueError, match=r"layer\.weight: holds NaN"):
-            SFW([{"params": [("layer.weight", p)], "region": region}])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.clear(), "not a state_dict"),
-        (lambda s: s["param_groups"].pop(), "other param groups"),
-        (lambda s: s["param_groups"][0].pop("region"), "region is missing"),
-        (lambda s: s["param_groups"][0].update(region="ball"), "its region"),
-        (lambda s: s["param_groups"][0]["region"]["gauge"].update(k=99), "k=99 is more than"),
-        (lambda s: s["param_groups"][0]["region"]["gauge"].update(type="Evil"), "unknown part"),
-        (lambda s: s["param_groups"][0].update(lr=-3.0), "lr must be a finite number"),
-        (lambda s: s["param_groups"][0].update(rescale={"type": "x"}), "unknown step-size rule"),
-        (lambda s: s["state"][0].update(momentum=torch.ones(2, 2)), "0.weight: has the shape"),
-    ],
-)
-def test_state_dicts_that_do_not_fit_are_refused_whole(change, message):
-    net = network()
-    optimizer = optimizer_of(net)
-    train(net, optimizer, range(2))
-    before = copy.deepcopy(optimizer.state_dict())
-    broken = copy.deepcopy(before)
-    change(broken)
-    with pytest.raises(ValueError, match=message) as caught:
-        optimizer.load_state_dict(broken)
-    assert "\n" not in str(caught.value)
-    assert str(optimizer.state_dict()) == str(before)
-    train(net, optimizer, range(2, 3))
-
-
-def test_a_plain_sgd_state_is_refused():
-    net = network()
-    with pytest.raises(ValueError, match="other param groups"):
-        optimizer_of(net).load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())

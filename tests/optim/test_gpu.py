@@ -42,8 +42,6 @@ def without_sync(work):
 def test_step_never_syncs_and_equals_the_cpu(rule):
     for region in regions(SHAPE, exact=False):
         on_gpu, on_cpu = parameters("cuda", dtype=torch.float64), parameters("cpu", dtype=torch.float64)
-        if isinstance(region.view, geo.Spectrum) and region.gauge.tip is geo.gauges.Tip.CURVED:
-            continue
         a = SFW([{"params": on_gpu, "region": region}], lr=0.2, rescale=rule)
         b = SFW([{"params": on_cpu, "region": region}], lr=0.2, rescale=rule)
         for step in range(8):
