@@ -139,7 +139,10 @@ def test_half_precision_norms_do_not_overflow():
     assert float(norms[0]) == pytest.approx(64 * 6e4, rel=1e-2)
 
 
-def test_masking_replaces_nan_by_zero():
-    g = torch.tensor([1.0, float("nan")])
+@pytest.mark.parametrize("step", [1, 2], ids=["dense", "strided"])
+def test_masking_replaces_all_by_zero_and_not_only_nan(step):
+    g = torch.tensor([1.0, 2.0, float("nan"), 3.0])[::step]
     (masked,) = kernels.masked([g], torch.tensor(False))
-    assert masked.tolist() == [0.0, 0.0]
+    assert not masked.any()
+    (kept,) = kernels.masked([torch.ones(4)[::step]], torch.tensor(True))
+    assert kept.all()
