@@ -16,6 +16,7 @@ from sparsefw.optim import NonFiniteGradientError
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),  # turning it on warns of itself
 ]
 SHAPE = (6, 3, 2, 2)
 
@@ -179,6 +180,7 @@ def test_half_precision_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler itself warns of its own past
 def test_compiled_step_on_the_gpu():
     on_gpu, twin = parameters("cuda"), parameters("cuda")
     for region in (geo.GroupKSupportBall(2, 3.0), geo.SpectralKSupportBall(2, 3.0), geo.KSupportBall(9, 3.0)):
