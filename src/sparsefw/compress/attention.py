@@ -1,0 +1,147 @@
+"""Attention made of plain linear layers, so that heads can be removed, and every projection compressed like any other layer.
+
+nn.MultiheadAttention ties the number of heads to the width of the model and never calls its projections as layers. Before
+compression it is replaced by PlainAttention, which computes the same from four linear layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsefw.compress.layers import replace
+
+
+class PlainAttention(nn.Module):
+    """Scaled dot-product attention of `heads` heads of size `head_size`, called like nn.MultiheadAttention."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_size: int,
+        *,
+        inputs: tuple[int, int] | None = None,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        inner = heads * head_size
+        keys, values = inputs or (width, width)
+        self.num_heads, self.head_dim, self.batch_first, self.dropout = heads, head_size, batch_first, dropout
+        self.query = nn.Linear(width, inner, bias=bias)
+        self.key = nn.Linear(keys, inner, bias=bias)
+        self.value = nn.Linear(values, inner, bias=bias)
+        self.proj = nn.Linear(inner, width, bias=bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        q, k, v = self._heads(self.query(query)), self._heads(self.key(key)), self._heads(self.value(value))
+        mask = _additive_mask(attn_mask, key_padding_mask, q, k)
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+            weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            mixed = functional.dropout(weights, self.dropout, self.training) @ v
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        else:
+            dropout = self.dropout if self.training else 0.0
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        out = self.proj(mixed.transpose(1, 2).flatten(2))
+        if not batched:
+            return out.squeeze(0), weights if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def _additive_mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Both masks of nn.MultiheadAttention as one tensor that is added to the scores."""
+    total: Tensor | None = None
+    if attention is not None:
+        shaped = attention if attention.dim() == 2 else attention.view(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        total = _as_scores(shaped, q)
+    if padding is not None:
+        hidden = _as_scores(padding.view(q.shape[0], 1, 1, k.shape[2]), q)
+        total = hidden if total is None else total + hidden
+    return total
+
+
+def _as_scores(mask: Tensor, q: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, float("-inf"))
+    return mask.to(q.dtype)
+
+
+def plain_attention(model: nn.Module) -> nn.Module:
+    """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; returns the model."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.MultiheadAttention) and module.bias_k is None and not module.add_zero_attn:
+            new = _from_multihead(module)
+            if module is model:
+                return new
+            replace(model, name, new)
+    return model
+
+
+def _from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
+    bias = old.in_proj_bias is not None
+    new = PlainAttention(
+        old.embed_dim,
+        old.num_heads,
+        old.head_dim,
+        inputs=(old.kdim, old.vdim),
+        bias=bias,
+        batch_first=old.batch_first,
+        dropout=old.dropout,
+    ).to(old.out_proj.weight)
+    if old.in_proj_weight is not None:
+        weights = old.in_proj_weight.detach().chunk(3)
+    else:
+        weights = (old.q_proj_weight.detach(), old.k_proj_weight.detach(), old.v_proj_weight.detach())
+    source = old.in_proj_weight if old.in_proj_weight is not None else old.q_proj_weight
+    with torch.no_grad():
+        for i, layer in enumerate((new.query, new.key, new.value)):
+            layer.weight.copy_(weights[i])
+            layer.weight.requires_grad_(source.requires_grad)
+            if bias:
+                layer.bias.copy_(old.in_proj_bias.detach().chunk(3)[i])
+                layer.bias.requires_grad_(old.in_proj_bias.requires_grad)
+        new.proj.load_state_dict(old.out_proj.state_dict())
+    for mine, theirs in zip(new.proj.parameters(), old.out_proj.parameters(), strict=True):
+        mine.requires_grad_(theirs.requires_grad)
+    return new.train(old.training)
+
+
+def heads_of(module: nn.Module) -> int:
+    """How many heads an attention block has whose heads can be removed; 0 for any other module.
+
+    Recognised besides PlainAttention: blocks with one linear layer `qkv` for all three projections, a linear `proj`,
+    and the attributes num_heads and head_dim, as in timm's vision transformers.
+    """
+    if isinstance(module, PlainAttention):
+        return module.num_heads
+    qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
+    heads, size = getattr(module, "num_heads", None), getattr(module, "head_dim", None)
+    if not (
+        isinstance(qkv, nn.Linear) and isinstance(proj, nn.Linear) and isinstance(heads, int) and isinstance(size, int)
+    ):
+        return 0
+    return heads if qkv.out_features == 3 * heads * size and proj.in_features == heads * size else 0

@@ -1,0 +1,95 @@
+"""Calibration: batches of inputs, no labels, the same in every pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sparsefw.compress.layers import call
+
+
+class Calibration:
+    """Inputs from any iterable of batches, on the model's device.
+
+    A batch is a tensor, a dict of keyword arguments (its "labels" are dropped), or a tuple or list whose first item is the
+    input and whose others (labels) are ignored. Something that can be iterated over again, such as a DataLoader, is read
+    again in every pass with the random numbers of seed 0, so that shuffling and augmentation repeat; an iterator, such as a
+    generator, is read once and held.
+    """
+
+    def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
+        if isinstance(batches, (Tensor, str)) or not isinstance(batches, Iterable):
+            raise ValueError(f"calibration must be an iterable of batches, got {type(batches).__name__}")
+        self._batches = list(batches) if isinstance(batches, Iterator) else batches
+        self._device = device
+
+    def __iter__(self) -> Iterator[Any]:
+        empty = True
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for batch in self._batches:
+                empty = False
+                yield tree_map(self._move, inputs_of(batch))
+        if empty:
+            raise ValueError("calibration is empty: it has no batch")
+
+    def _move(self, value: Any) -> Any:
+        return value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    @property
+    def example(self) -> Any:
+        """One input of batch size 1 to 2, cut from the first batch: enough to follow shapes."""
+        first = next(iter(self))
+        return tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, first)
+
+
+def inputs_of(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: value for name, value in batch.items() if name not in ("labels", "label")}
+    if isinstance(batch, (tuple, list)):
+        if not batch:
+            raise ValueError("calibration has an empty batch")
+        return batch[0]
+    return batch
+
+
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The model on one batch of calibration; what does not fit is said in one line."""
+    for tensor in tree_leaves(inputs):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError("calibration contains NaN or inf")
+    try:
+        return call(model, inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+        line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"calibration does not fit the model: inputs of shape {shapes}: {line}") from error
+
+
+def device_of(model: nn.Module) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def add_over_ranks(tensors: Iterable[Tensor]) -> None:
+    """Sum over the processes of a torch.distributed job, in place; nothing to do in a single one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of float32 in float32: TF32 would lose what a least-squares solution needs."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

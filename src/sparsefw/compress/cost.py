@@ -1,0 +1,48 @@
+"""What a model costs: parameters, multiply-accumulates, bytes on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparsefw.compress.layers import call, evaluating
+from sparsefw.compress.packing import packed_bytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """parameters: all entries of all parameters, zeros included; macs: multiply-accumulates (not FLOPs, which are twice as
+    many) of one example's forward pass, per item of its batch; bytes: the weights' file, sparse tensors packed."""
+
+    parameters: int
+    macs: int
+    bytes: int
+
+
+def costs(model: nn.Module, example: Any) -> Costs:
+    return Costs(parameters(model), macs(model, example), packed_bytes(model))
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def macs(model: nn.Module, example: Any) -> int:
+    """Of convolutions, linear layers, matrix products and attention, counted on the operations that really run."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would not be counted
+    try:
+        with evaluating(model), FlopCounterMode(display=False) as counter:
+            call(model, example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return counter.get_total_flops() // 2 // batch_size(example)
+
+
+def batch_size(example: Any) -> int:
+    tensors = [t for t in torch.utils._pytree.tree_leaves(example) if isinstance(t, torch.Tensor) and t.ndim]
+    return int(tensors[0].shape[0]) if tensors else 1

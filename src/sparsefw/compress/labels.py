@@ -1,0 +1,293 @@
+"""Which channels belong together: every activation carries, entry by entry, the label of the channel that it came from.
+
+The model runs once on an example. A layer that writes channels gives its output fresh labels, one per channel. From there
+on labels flow: reshaping, slicing, permuting and concatenating a tensor does the same to its labels; adding or multiplying
+two tensors makes the labels that meet equal (union-find); a layer that reads a tensor notes at which of its input slots it
+met which label. In the end a label stands for everything that must be removed together.
+
+Nothing is guessed. Where an operation mixes channels (a mean over them, a LayerNorm), where a constant or the model's output
+depends on their number, or where an operation has no rule here, the labels are *fixed*, with the reason.
+
+Labels are kept compact: an axis along which all labels are equal has length 1, so that a feature map's labels are (1, C, 1, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Array = npt.NDArray[np.int64]
+
+
+class Labels:
+    """Union-find over labels 0, 1, ...; a class may be fixed, with the first reason that was given."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._reason: dict[int, str] = {}
+
+    def fresh(self, count: int) -> Array:
+        start = len(self._parent)
+        self._parent.extend(range(start, start + count))
+        return np.arange(start, start + count)
+
+    def find(self, label: int) -> int:
+        while self._parent[label] != label:
+            self._parent[label] = self._parent[self._parent[label]]
+            label = self._parent[label]
+        return label
+
+    def unite(self, a: Array, b: Array) -> None:
+        if a.shape == b.shape and np.array_equal(a, b):
+            return
+        pairs = np.stack([side.ravel() for side in np.broadcast_arrays(a, b)], axis=1)
+        for first, second in np.unique(pairs, axis=0):
+            first, second = self.find(int(first)), self.find(int(second))
+            if first != second:
+                self._parent[second] = first
+                if second in self._reason:
+                    self._reason.setdefault(first, self._reason[second])
+
+    def fix(self, labels: Array, reason: str) -> None:
+        for label in np.unique(labels):
+            self._reason.setdefault(self.find(int(label)), reason)
+
+    def reason(self, label: int) -> str:
+        """Why this label cannot be removed; empty where it can."""
+        return self._reason.get(self.find(label), "")
+
+
+def compact(labels: Array) -> Array:
+    for axis in range(labels.ndim):
+        first = labels.take([0], axis=axis)
+        if labels.shape[axis] > 1 and bool((labels == first).all()):
+            labels = first
+    return labels
+
+
+class Tracer(TorchDispatchMode):
+    """Follows labels through every tensor operation outside of the layers that have a rule of their own."""
+
+    def __init__(self, labels: Labels, parameter_labels: Callable[[nn.Parameter], Array | None]) -> None:
+        super().__init__()
+        self.labels = labels
+        self.inside_layers = 0  # above 0 while a layer with its own rule runs
+        self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._parameter_labels = parameter_labels
+
+    def of(self, tensor: Tensor) -> Array | None:
+        """The labels of a tensor, None for one that carries none: an input, a constant."""
+        if tensor not in self._of and isinstance(tensor, nn.Parameter):
+            labels = self._parameter_labels(tensor)
+            if labels is not None:
+                self._of[tensor] = labels
+        return self._of.get(tensor)
+
+    def set(self, tensor: Tensor, labels: Array) -> None:
+        if sum(length > 1 for length in labels.shape) > 1:  # a grid with holes is no tensor
+            self.labels.fix(labels, "laid out along two axes, such as groups to shuffle or heads")
+        self._of[tensor] = labels
+
+    def fix(self, tensors: Iterable[Any], reason: str) -> None:
+        for tensor in tensors:
+            labels = self.of(tensor) if isinstance(tensor, Tensor) else None
+            if labels is not None:
+                self.labels.fix(labels, reason)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.inside_layers:
+            name = func.overloadpacket.__name__.rstrip("_")  # in place or not makes no difference
+            inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            if any(self.of(t) is not None for t in inputs):
+                RULES.get(name, _unknown)(self, func, args, kwargs or {}, out)
+        return out
+
+
+Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
+
+
+def _unknown(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    tracer.fix(tree_leaves((args, kwargs)), f"the operation {func.overloadpacket.__name__} is not followed")
+
+
+def _same(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entry by entry: the labels stay. (Whether a zero stays a zero is checked on the numbers afterwards.)"""
+    labels = tracer.of(args[0])
+    if labels is not None:
+        tracer.set(out, labels)
+
+
+def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries of several tensors meet: their labels become one, except where one is spread over the channels of another."""
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    shapes = {id(t): (1,) * (out.ndim - t.ndim) + tuple(t.shape) for t in tensors}
+    known = [
+        (t, labels.reshape((1,) * (out.ndim - labels.ndim) + labels.shape))
+        for t in tensors
+        if (labels := tracer.of(t)) is not None
+    ]
+    merged: Array | None = None
+    for t, labels in sorted(known, key=lambda pair: -pair[1].size):
+        if merged is None:
+            merged = labels
+        elif merged.size > 1 and _spread(shapes[id(t)], merged):
+            tracer.labels.fix(labels, "one value scales many channels")
+        else:
+            tracer.labels.unite(merged, labels)
+            merged = np.broadcast_arrays(merged, labels)[0]
+    assert merged is not None
+    for t in tensors:
+        if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
+            tracer.labels.fix(merged, "meets a tensor of fixed size")
+    tracer.set(out, compact(np.ascontiguousarray(merged)))
+
+
+def _spread(shape: Sequence[int], labels: Array) -> bool:
+    """Whether a tensor of this shape has one value only along every axis along which the labels differ."""
+    return all(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
+
+
+def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries change places: the same operation moves their labels. What joins them without a label is fixed."""
+
+    def full(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(full(v) for v in value)
+        if not isinstance(value, Tensor):
+            return value
+        labels = tracer.of(value)
+        if labels is None:
+            labels = tracer.labels.fresh(1).reshape((1,) * value.ndim)
+            tracer.labels.fix(labels, "joined with a tensor of fixed size")
+        return torch.from_numpy(np.ascontiguousarray(labels)).expand(value.shape).contiguous()
+
+    moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
+    for result, labels in zip(tree_leaves(out), tree_leaves(moved), strict=True):
+        tracer.set(result, compact(labels.numpy()))
+
+
+def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Parts of a tensor by position: fine along other axes; along the channels it depends on their number."""
+    labels, axis = tracer.of(args[0]), kwargs.get("dim", 0)
+    assert labels is not None
+    if func.overloadpacket.__name__ in ("slice", "select") and len(args) > 1:
+        axis = args[1]
+    elif len(args) > 2:
+        axis = args[2]
+    if labels.shape[axis % labels.ndim] > 1 and any(t.shape != args[0].shape for t in tree_leaves(out)):
+        tracer.labels.fix(labels, "taken apart by position")
+    _move(tracer, func, args, kwargs, out)
+
+
+def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Windows over the axes behind the channels: each channel for itself."""
+    labels = tracer.of(args[0])
+    first = tree_leaves(out)[0]
+    if labels is None or any(length > 1 for length in labels.shape[2:]):
+        return _unknown(tracer, func, args, kwargs, out)
+    tracer.set(first, labels)
+
+
+def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Padding around the channels leaves them; new channels have no layer that writes them."""
+    labels, amounts = tracer.of(args[0]), list(args[1])
+    assert labels is not None
+    for i in range(0, len(amounts), 2):
+        axis = labels.ndim - 1 - i // 2
+        if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
+            nothing = tracer.labels.fresh(1)
+            tracer.labels.fix(nothing, "joined with padding")
+            width = [(0, 0)] * labels.ndim
+            width[axis] = (amounts[i], amounts[i + 1])
+            labels = np.pad(labels, width, constant_values=nothing[0])
+    tracer.set(out, labels)
+
+
+def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A reduction over axes: channels that are mixed with each other are fixed."""
+    labels, result = tracer.of(args[0]), tree_leaves(out)[0]
+    dims = kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], (bool, torch.dtype)) else None)
+    if labels is None:
+        return _unknown(tracer, func, args, kwargs, out)
+    axes = (
+        range(labels.ndim)
+        if dims is None or dims == []
+        else [d % labels.ndim for d in ([dims] if isinstance(dims, int) else dims)]
+    )
+    if any(labels.shape[axis] > 1 for axis in axes):
+        tracer.labels.fix(labels, f"{func.overloadpacket.__name__} mixes the channels")
+        return
+    kept = labels if result.ndim == labels.ndim else labels.squeeze(tuple(axes))
+    tracer.set(result, kept.reshape(kept.shape if kept.ndim == result.ndim else (1,) * result.ndim))
+
+
+def _along(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """softmax and the like: every output entry depends on all entries along one axis."""
+    labels = tracer.of(args[0])
+    assert labels is not None
+    if labels.shape[args[1] % labels.ndim] > 1:
+        tracer.labels.fix(labels, f"{func.overloadpacket.__name__} mixes the channels")
+    tracer.set(out, labels)
+
+
+def _product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A matrix product of activations: what is summed over is fixed, the columns of the right factor stay themselves."""
+    *added, left, right = [t for t in args if isinstance(t, Tensor)]
+    tracer.fix(added, "used outside of its layer")
+    a, b = tracer.of(left), tracer.of(right)
+    if a is not None:
+        tracer.labels.fix(a, "a matrix product sums over the channels")
+    if b is not None:
+        if b.ndim >= 2 and b.shape[-2] == 1 and (a is None or a.size == 1) and b.ndim == out.ndim:
+            tracer.set(out, b)
+        else:
+            tracer.labels.fix(b, "a matrix product sums over the channels")
+
+
+def _attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    tracer.fix(args[:3], "attention splits the channels into heads")
+    labels = tracer.of(args[2])
+    if labels is not None and labels.shape[-2] == 1:
+        tracer.set(tree_leaves(out)[0], labels)
+
+
+_NAMES: dict[Rule, str] = {
+    _same: """
+        relu hardtanh relu6 silu gelu sigmoid hardsigmoid hardswish tanh leaky_relu elu selu celu softplus mish neg exp sqrt
+        rsqrt reciprocal abs clamp clamp_min clamp_max to _to_copy clone detach alias contiguous lift_fresh log log1p erf sin
+        cos square sign round floor dropout native_dropout
+    """,
+    _meet: "add sub mul div maximum minimum where pow lerp addcmul rsub",
+    _move: """
+        view _unsafe_view reshape _reshape_alias permute transpose t cat stack expand unsqueeze squeeze roll repeat flip
+        movedim flatten unflatten pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle swapaxes
+    """,
+    _part: "slice select split split_with_sizes unbind chunk narrow",
+    _pool: """
+        max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
+        upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
+        replication_pad1d replication_pad2d replication_pad3d
+    """,
+    _pad: "constant_pad_nd",
+    _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
+    _along: "_softmax softmax _log_softmax log_softmax cumsum",
+    _product: "mm bmm addmm baddbmm matmul",
+    _attend: """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention scaled_dot_product_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
+        _scaled_dot_product_fused_attention_overrideable
+    """,
+}
+RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}

@@ -1,0 +1,70 @@
+"""Sparse tensors on disk: a bit mask and the nonzero values, where that is smaller than the tensor itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MASK, VALUES, SHAPE = ".sparsefw_mask", ".sparsefw_values", ".sparsefw_shape"
+
+
+def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, sparse ones as three entries: mask bits, values, shape."""
+    packed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not _is_worth_it(tensor):
+            packed[name] = tensor.detach().cpu().contiguous()
+            continue
+        flat = tensor.detach().cpu().contiguous().flatten()
+        mask = flat != 0
+        packed[name + MASK] = torch.from_numpy(np.packbits(mask.numpy()))
+        packed[name + VALUES] = flat[mask]
+        packed[name + SHAPE] = torch.tensor(tensor.shape, dtype=torch.int64)
+    return packed
+
+
+def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    tensors = {name: t for name, t in packed.items() if not name.endswith((MASK, VALUES, SHAPE))}
+    for key, bits in packed.items():
+        if not key.endswith(MASK):
+            continue
+        name = key.removesuffix(MASK)
+        values, shape = packed[name + VALUES], packed[name + SHAPE].tolist()
+        count = int(np.prod(shape))
+        mask = torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool))
+        if int(mask.sum()) != values.numel():
+            raise ValueError(f"{name}: {values.numel()} values for {int(mask.sum())} places")
+        flat = torch.zeros(count, dtype=values.dtype)
+        flat[mask] = values
+        tensors[name] = flat.view(shape)
+    return tensors
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Bytes of the model's tensors as they would be stored."""
+    return sum(_bytes(tensor) for tensor in unique_tensors(model).values())
+
+
+def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state, tied tensors once, under their first name."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    unique: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() == 0 or key not in seen:
+            unique[name] = tensor
+        seen.add(key)
+    return unique
+
+
+def _is_worth_it(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and _bytes(tensor) < tensor.numel() * tensor.element_size()
+
+
+def _bytes(tensor: Tensor) -> int:
+    whole = tensor.numel() * tensor.element_size()
+    if not tensor.is_floating_point():
+        return whole
+    sparse = int(torch.count_nonzero(tensor)) * tensor.element_size() + (tensor.numel() + 7) // 8 + 8 * tensor.ndim
+    return min(whole, sparse)

@@ -1,0 +1,238 @@
+"""The workshop: a private copy of a model, ready to be compressed any number of times and recovered without retraining."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparsefw.compress.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
+from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.batchnorm import has_batch_norm, recalibrate_
+from sparsefw.compress.calibration import Calibration, device_of
+from sparsefw.compress.cost import costs
+from sparsefw.compress.filters import relative_gap
+from sparsefw.compress.latency import share_of_latency
+from sparsefw.compress.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, shared_layers
+from sparsefw.compress.moments import match_moments
+from sparsefw.compress.plan import Edit, Unfuse, Untouched
+from sparsefw.compress.refit import Progress
+from sparsefw.compress.refit import refit as fit_to_dense
+from sparsefw.compress.score import SCORES, observe
+from sparsefw.compress.stages import Built, LowRank, MaskedFilters, RemovedFilters, Selection, SparseWeights, Stage
+from sparsefw.compress.target import Target, least_compression, most_compression
+
+KINDS = ("filters", "rank", "weights")  # and the order in which they are applied
+FORMS = ("removed", "masked")
+Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compress, apart from how much."""
+
+    form: str = "removed"
+    score: str = "l1"
+    allocation: str | None = None
+    selection: Selection = field(default_factory=Selection)
+    refit: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, FORMS)
+        one_of("score", self.score, SCORES)
+        if self.allocation is not None:
+            one_of("allocation", self.allocation, (*ALLOCATIONS, SENSITIVITY))
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in list(known):
+        raise ValueError(f"{what}={value!r}: there are {', '.join(known)}")
+
+
+class Workshop:
+    """A private copy of the model, ready to be compressed any number of times."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        calibration: Iterable[Any] | None,
+        settings: Settings,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"compress needs a torch.nn.Module, got {type(model).__name__}")
+        _check_finite(model)
+        self.settings, self.progress, self.source = settings, progress, model
+        self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
+        self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
+        if example is None and self.calibration is None:
+            raise ValueError("an example input is needed to follow the model's channels: give example= or calibration=")
+        self.example = example if example is not None else self.calibration.example  # type: ignore[union-attr]
+        self.dense = plain_attention(copy.deepcopy(model))
+        self.unfused = [
+            Unfuse(n)
+            for n, m in model.named_modules()
+            if isinstance(m, nn.MultiheadAttention)
+            and n
+            and not isinstance(self.dense.get_submodule(n), nn.MultiheadAttention)
+        ]
+        if self.calibration is not None:
+            recalibrate_(self.dense, self.calibration)
+
+    def stage(self, kind: str, model: nn.Module, pattern: tuple[int, int] | None = None) -> Stage:
+        """One kind of compression of this model; of the dense one it is prepared once."""
+        if model is not self.dense:
+            return self._prepare(kind, model, pattern)
+        if (kind, pattern) not in self._stages:
+            self._stages[kind, pattern] = self._prepare(kind, model, pattern)
+        return self._stages[kind, pattern]
+
+    def _prepare(self, kind: str, model: nn.Module, pattern: tuple[int, int] | None) -> Stage:
+        settings = self.settings
+        default = Global() if kind == "weights" else Uniform()
+        fixed = default if settings.allocation in (None, SENSITIVITY) else ALLOCATIONS[settings.allocation or ""]()
+        if kind == "filters":
+            needs_data = settings.score == "activation"
+            if needs_data and self.calibration is None:
+                raise ValueError("score='activation' needs calibration=")
+            observed = observe(model, self.example, self.calibration if needs_data else None)
+            make = RemovedFilters if settings.form == "removed" else MaskedFilters
+            stage: Stage = make(model, self.example, settings.score, observed, fixed, settings.selection)
+        elif kind == "rank":
+            stage = LowRank(model, fixed, settings.selection, self.compressible(model))
+        else:
+            stage = SparseWeights(model, fixed, settings.selection, pattern)
+        if not stage.units and model is self.dense:
+            raise ValueError(
+                f"there is nothing to compress by {kind}: no layer is both chosen by include/exclude and removable"
+            )
+        if settings.allocation == SENSITIVITY and stage.units:
+            stage.allocation = Sensitivity(self.measure_damage(stage))
+        return stage
+
+    def compressible(self, model: nn.Module) -> list[str]:
+        """Layers in forward order without the last one, which writes the output; tied ones are left alone."""
+        shared = shared_layers(model)
+        return [name for name in forward_order(model, self.example)[:-1] if name not in shared]
+
+    def measure_damage(
+        self, stage: Stage, ratios: Sequence[float] = (0.25, 0.5, 0.75, 0.9)
+    ) -> dict[str, list[tuple[float, float]]]:
+        """Relative change of the output on the first calibration batch when only one unit is compressed."""
+        inputs = self.example if self.calibration is None else next(iter(self.calibration))
+        with evaluating(stage.model):
+            expected = call(stage.model, inputs)
+        everything = stage.counts(0.0)
+        damage: dict[str, list[tuple[float, float]]] = {}
+        for i, unit in enumerate(stage.units):
+            damage[unit.name] = []
+            for ratio in ratios:
+                counts = list(everything)
+                counts[i] = unit.rounded(unit.count - round(ratio * unit.count), 1)
+                small = stage.build(counts).model
+                with evaluating(small):
+                    damage[unit.name].append((ratio, relative_gap(expected, call(small, inputs))))
+        return damage
+
+    def counts(self, stage: Stage, ratio: float) -> list[int]:
+        """How many of each unit stay so that `ratio` of all are removed."""
+        if isinstance(stage.allocation, Uniform) or (
+            isinstance(stage, SparseWeights) and isinstance(stage.allocation, Global)
+        ):
+            return stage.counts(ratio)
+        most = stage.removed_share(stage.counts(1.0))
+        level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, most) - 1e-9)
+        return stage.counts(1.0 if level is None else level)
+
+    def carry_out(self, amounts: Amounts, recover: bool = True) -> tuple[nn.Module, list[Edit], list[Untouched]]:
+        """All kinds in turn, each on the result of the one before; with `recover`, each followed by refit or statistics."""
+        model = self.dense
+        edits: list[Edit] = []
+        untouched: list[Untouched] = []
+        for kind in KINDS:
+            if kind not in amounts:
+                continue
+            amount = amounts[kind]
+            if amount == 0:
+                continue
+            pattern = amount if isinstance(amount, tuple) else None
+            stage = self.stage(kind, model, pattern)
+            built = stage.build(stage.counts(0.0) if pattern else self.counts(stage, float(amount)))  # type: ignore[arg-type]
+            edits += built.edits
+            untouched += [u for u in built.untouched if u not in untouched]
+            if recover:
+                untouched += [u for u in self.recover(model, [built]) if u not in untouched]
+            model = built.model
+        return (copy.deepcopy(model) if model is self.dense else model), edits, untouched
+
+    def recover(self, dense: nn.Module, builts: Sequence[Built], refit: bool | None = None) -> list[Untouched]:
+        """Refit, or for networks without BatchNorm matched moments; then BatchNorm statistics. Says what was left out."""
+        if self.calibration is None:
+            return [Untouched("BatchNorm statistics", "no calibration was given")] if has_batch_norm(dense) else []
+        order, left = self.refittable(dense)
+        points = [built.point(dense) for built in builts]
+        if self.settings.refit if refit is None else refit:
+            behind = observe(dense, self.example, None).batch_norm
+
+            def absorbs_offset(name: str) -> bool:
+                return name in behind or bias_of(dense.get_submodule(name)) is not None
+
+            fit_to_dense(dense, points, order, self.calibration, absorbs_offset, self.progress)
+        elif not has_batch_norm(dense):
+            for point in points:
+                match_moments(dense, point, order, self.calibration, self.progress)
+            left = []
+        else:
+            left = []
+        for point in points:
+            recalibrate_(point.model, self.calibration)
+        return left
+
+    def refittable(self, dense: nn.Module) -> tuple[list[str], list[Untouched]]:
+        """Convolutions and linear layers that are called exactly once and own their weight."""
+        calls: dict[str, int] = {}
+        order = forward_order(dense, self.example, calls)
+        shared = shared_layers(dense)
+        reasons = {
+            name: "not refitted: used more than once" if calls[name] > 1 else "not refitted: shares its weight" if name in shared
+            else "not refitted: transposed" if not isinstance(dense.get_submodule(name), (*CONVOLUTIONS, nn.Linear)) else ""
+            for name in order
+        }  # fmt: skip
+        return [n for n in order if not reasons[n]], [Untouched(n, r) for n, r in reasons.items() if r]
+
+    def level_for(
+        self,
+        goal: Target,
+        amounts: Amounts,
+        driven: Sequence[str],
+        evaluate: Callable[[nn.Module], float] | None,
+    ) -> float:
+        dense = costs(self.source, self.example)
+
+        def compressed(level: float, recover: bool) -> nn.Module:
+            return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]
+
+        if goal.metric == "drop":
+            assert evaluate is not None
+            before = float(evaluate(copy.deepcopy(self.dense)))
+            return most_compression(lambda level: before - float(evaluate(compressed(level, True))), goal)
+        if goal.metric == "latency":
+            return least_compression(
+                lambda level: share_of_latency(compressed(level, False), self.dense, self.example), goal
+            )
+        name = {"params": "parameters"}.get(goal.metric, goal.metric)
+        whole = getattr(dense, name)
+        return least_compression(
+            lambda level: getattr(costs(compressed(level, False), self.example), name) / whole, goal
+        )
+
+
+def _check_finite(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} contains NaN or inf; a model must be finite to be compressed")
