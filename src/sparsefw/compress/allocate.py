@@ -88,7 +88,8 @@ class Sensitivity(Allocation):
     damage: dict[str, list[tuple[float, float]]]
 
     def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        most = max(change for pairs in self.damage.values() for _, change in pairs)
+        finite = [change for pairs in self.damage.values() for _, change in pairs if math.isfinite(change)]
+        most = max(finite, default=0.0)  # what turns the output into NaN is never allowed
         allowed = level * most
         return [
             unit.count - math.floor(_ratio_at(self.damage[unit.name], allowed) * unit.count + 1e-9) for unit in units

@@ -13,7 +13,7 @@ from sparsefw.compress.plan import Plan
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
 from sparsefw.compress.target import Target
-from sparsefw.compress.workshop import KINDS, Settings, Workshop, one_of
+from sparsefw.compress.workshop import KINDS, Settings, Workshop, globs, one_of, positive
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def compress(
 
     Several kinds together are applied in the order filters, rank, weights.
     """
-    settings = Settings(
-        form, score, allocation, Selection(_globs(include), _globs(exclude), _positive(round_to)), refit
-    )
+    settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     amounts = _amounts(filters, rank, weights)
     goal = None if target is None else Target.parse(target)
     driven = _driven(by, amounts) if goal is not None else ()
@@ -135,13 +133,3 @@ def _driven(by: str | Sequence[str], amounts: Mapping[str, Any]) -> tuple[str, .
         if kind in amounts:
             raise ValueError(f"{kind}= and by={kind!r} both say how much; give one")
     return kinds
-
-
-def _globs(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _positive(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"round_to={value!r}: must be a whole number of at least 1")
-    return value

@@ -94,14 +94,14 @@ def plain_attention(model: nn.Module) -> nn.Module:
     """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.MultiheadAttention) and module.bias_k is None and not module.add_zero_attn:
-            new = _from_multihead(module)
+            new = from_multihead(module)
             if module is model:
                 return new
             replace(model, name, new)
     return model
 
 
-def _from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
+def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
     bias = old.in_proj_bias is not None
     new = PlainAttention(
         old.embed_dim,

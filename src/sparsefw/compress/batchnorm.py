@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sparsefw.compress.calibration import Calibration, add_over_ranks, device_of, run
 from sparsefw.compress.layers import BATCH_NORMS, evaluating, hooks
@@ -64,10 +63,8 @@ def recalibrate_(model: nn.Module, calibration: Calibration) -> None:
             run(model, inputs)
     seen = {m: moment for m, moment in moments.items() if moment.sums is not None}
     add_over_ranks([moment.sums for moment in seen.values() if moment.sums is not None])
-    with torch.no_grad():
-        for norm, moment in seen.items():
-            norm.running_mean.copy_(moment.mean)  # type: ignore[union-attr]
-            norm.running_var.copy_(moment.variance)  # type: ignore[union-attr]
+    for norm, moment in seen.items():
+        _set_statistics(norm, moment.mean, moment.variance)
 
 
 def _watch(moments: dict[Any, Moments]) -> Any:
@@ -80,20 +77,36 @@ def _watch(moments: dict[Any, Moments]) -> Any:
 
 
 class batch_statistics:  # noqa: N801  (reads as a verb phrase in `with`)
-    """Batch norms of a model normalise by the statistics of the batch, without touching their running ones."""
+    """Batch norms of a model in evaluation mode normalise by the statistics of the batch; afterwards by their own again.
+
+    Before each call the batch's statistics take the place of the running ones, so that whatever else a subclass computes
+    still happens (timm's also activate), and SyncBatchNorm normalises its own batch, as one process would. A batch with one
+    value per channel has no variance; it is normalised by the running statistics.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
 
     def __enter__(self) -> None:
-        for norm in self._norms:
-            norm.forward = _by_batch.__get__(norm)  # type: ignore[method-assign]
+        self._running = {norm: (norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms}  # type: ignore[union-attr]
+        self._handles = [norm.register_forward_pre_hook(self._use_batch) for norm in self._norms]
+
+    def _use_batch(self, norm: Any, args: tuple[Tensor, ...]) -> None:
+        x = args[0].detach()
+        mean, variance = self._running[norm]
+        if x.numel() > x.shape[1]:
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            variance, mean = torch.var_mean(x if x.dtype == torch.float64 else x.float(), axes, correction=0)
+        _set_statistics(norm, mean, variance)
 
     def __exit__(self, *_: object) -> None:
-        for norm in self._norms:
-            del norm.forward
+        for handle in self._handles:
+            handle.remove()
+        for norm, (mean, variance) in self._running.items():
+            _set_statistics(norm, mean, variance)
 
 
-def _by_batch(norm: Any, x: Tensor) -> Tensor:
-    """Also for SyncBatchNorm: every process normalises its own batch, as one process would."""
-    return functional.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
+def _set_statistics(norm: Any, mean: Tensor, variance: Tensor) -> None:
+    with torch.no_grad():
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)

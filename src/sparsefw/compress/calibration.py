@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -23,15 +25,14 @@ class Calibration:
     """
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
-        if isinstance(batches, (Tensor, str)) or not isinstance(batches, Iterable):
+        if isinstance(batches, (Tensor, str, Mapping)) or not isinstance(batches, Iterable):
             raise ValueError(f"calibration must be an iterable of batches, got {type(batches).__name__}")
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = device
 
     def __iter__(self) -> Iterator[Any]:
         empty = True
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with _repeated_randomness(self._batches):
             for batch in self._batches:
                 empty = False
                 yield tree_map(self._move, inputs_of(batch))
@@ -48,8 +49,30 @@ class Calibration:
         return tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, first)
 
 
+@contextlib.contextmanager
+def _repeated_randomness(batches: Any) -> Iterator[None]:
+    """Random numbers of seed 0 from torch, numpy, `random` and the loader's own generator; afterwards all go on as before.
+
+    Generators of a GPU are left alone: torch.manual_seed would reset them, and data is not drawn there.
+    """
+    own = getattr(batches, "generator", None)
+    generators = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else [])]
+    before = [generator.get_state() for generator in generators], random.getstate(), np.random.get_state()
+    for generator in generators:
+        generator.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before[0], strict=True):
+            generator.set_state(state)
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
 def inputs_of(batch: Any) -> Any:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in ("labels", "label")}
     if isinstance(batch, (tuple, list)):
         if not batch:
@@ -65,7 +88,7 @@ def run(model: nn.Module, inputs: Any) -> Any:
             raise ValueError("calibration contains NaN or inf")
     try:
         return call(model, inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
         line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"calibration does not fit the model: inputs of shape {shapes}: {line}") from error
@@ -77,9 +100,16 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+def rank_of() -> tuple[int, int]:
+    """Which process of a torch.distributed job this is, and of how many; (0, 1) outside of one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
 def add_over_ranks(tensors: Iterable[Tensor]) -> None:
     """Sum over the processes of a torch.distributed job, in place; nothing to do in a single one."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if rank_of()[1] > 1:
         for tensor in tensors:
             torch.distributed.all_reduce(tensor)
 

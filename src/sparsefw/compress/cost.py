@@ -7,10 +7,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compress.layers import call, evaluating
 from sparsefw.compress.packing import packed_bytes
+
+
+# torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
+_CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ def macs(model: nn.Module, example: Any) -> int:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would not be counted
     try:
-        with evaluating(model), FlopCounterMode(display=False) as counter:
+        with evaluating(model), FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
             call(model, example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparsefw.compress import slices
-from sparsefw.compress.channels import EACH, HEADS, OUT, Channels, find_channels, with_blocks
-from sparsefw.compress.layers import BATCH_NORMS, TRANSPOSED, AnyConv, bias_of, call, evaluating, groups_of, weight_of
+from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.channels import HEADS, IN, OUT, Channels, find_channels, with_blocks
+from sparsefw.compress.layers import BATCH_NORMS, AnyConv, call, evaluating
 from sparsefw.compress.plan import Edit, Keep
 
 
@@ -32,52 +33,34 @@ def removal(model: nn.Module, removed: Mapping[Channels, Sequence[int]]) -> list
     ]
 
 
-def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
-    """The filters of one convolution or linear layer set to 0 in place; its bias and what follows stay as they are."""
-    weight = weight_of(layer)
-    with torch.no_grad():
-        if isinstance(layer, TRANSPOSED):
-            width = weight.shape[1]
-            for i in removed:
-                inputs = weight.shape[0] // groups_of(layer)
-                weight[(i // width) * inputs : (i // width + 1) * inputs, i % width] = 0
-        else:
-            weight[torch.as_tensor(list(removed), dtype=torch.long, device=weight.device)] = 0
-
-
 def zero_channels(model: nn.Module, channels: Channels, removed: Sequence[int]) -> None:
     """Channels silenced everywhere they are written, in place: filters, biases and batch norm outputs are 0."""
+    for site in channels.sites:
+        silence(model, site.layer, site.side, [slot for channel in removed for slot in site.slots[channel]])
+
+
+def silence(model: nn.Module, name: str, side: str, positions: list[int]) -> None:
+    """What one side of one layer must set to 0 for its channels to be silent; what reads or merely scales them stays."""
+    if side == IN or name in dict(model.named_parameters()):
+        return
+    module: Any = model.get_submodule(name)
     with torch.no_grad():
-        for site in channels.sites:
-            positions = [slot for channel in removed for slot in site.slots[channel]]
-            if site.side == OUT:
-                layer = model.get_submodule(site.layer)
-                zero_filters(layer, positions)
-                bias = bias_of(layer)
-                if bias is not None:
-                    bias[positions] = 0
-            elif site.side == HEADS:
-                block: Any = model.get_submodule(site.layer)
-                for head in positions:
-                    block.proj.weight[:, head * block.head_dim : (head + 1) * block.head_dim] = 0
-            elif site.side == EACH:
-                _silence(model, site.layer, positions)
-
-
-def _silence(model: nn.Module, name: str, positions: list[int]) -> None:
-    parameters = dict(model.named_parameters())
-    if name in parameters:
-        return  # a bare scale of a silent channel
-    module = model.get_submodule(name)
-    if isinstance(module, BATCH_NORMS):
-        if module.affine:
-            module.weight[positions] = 0
-            module.bias[positions] = 0
-        elif module.running_mean is not None:
-            module.running_mean[positions] = 0
-    elif isinstance(module, AnyConv) and module.bias is not None:  # depthwise
-        times = module.out_channels // module.in_channels
-        module.bias[[p * times + i for p in positions for i in range(times)]] = 0
+        if side == OUT:
+            slices.zero_filters(module, positions)
+            if module.bias is not None:
+                module.bias[positions] = 0
+        elif side == HEADS:
+            for head in positions:
+                module.proj.weight[:, head * module.head_dim : (head + 1) * module.head_dim] = 0
+        elif isinstance(module, BATCH_NORMS):
+            if module.affine:
+                module.weight[positions] = 0
+                module.bias[positions] = 0
+            elif module.running_mean is not None:
+                module.running_mean[positions] = 0
+        elif isinstance(module, AnyConv) and module.bias is not None:  # depthwise
+            times = module.out_channels // module.in_channels
+            module.bias[[p * times + i for p in positions for i in range(times)]] = 0
 
 
 def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -130,6 +113,22 @@ def parity(model: nn.Module, example: Any, removed: Mapping[Channels, Sequence[i
         zero_channels(masked, channels, which)
     for edit in removal(model, removed):
         edit.apply(small)
+    with evaluating(masked), evaluating(small):
+        return relative_gap(call(masked, example), call(small, example))
+
+
+def parity_of_plan(source: nn.Module, edits: Sequence[Edit], example: Any) -> float:
+    """How far the architecture of a plan is, with the source's own weights, from the source with those channels silenced.
+
+    What rank and weights change is not removal and plays no part.
+    """
+    masked = plain_attention(copy.deepcopy(source))
+    small = copy.deepcopy(masked)
+    for edit in edits:
+        if isinstance(edit, Keep):
+            gone = sorted(set(range(slices.size(masked, edit.layer, edit.side))) - set(edit.kept))
+            silence(masked, edit.layer, edit.side, gone)
+            edit.apply(small)
     with evaluating(masked), evaluating(small):
         return relative_gap(call(masked, example), call(small, example))
 

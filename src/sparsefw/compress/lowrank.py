@@ -70,7 +70,7 @@ def singular_values(matrices: Tensor) -> Tensor:
 
 def split(layer: nn.Module, rank: int) -> nn.Sequential:
     """Two plain layers for one, by the truncated singular value decomposition: exact at full rank."""
-    first, second = _empty_pair(layer, rank)
+    first, second = empty_pair(layer, rank)
     outer, inner = factors(as_matrices(layer), rank)
     set_weight(first, inner)
     set_weight(second, outer)
@@ -84,7 +84,8 @@ def split(layer: nn.Module, rank: int) -> nn.Sequential:
     return nn.Sequential(first, second).train(layer.training)
 
 
-def _empty_pair(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+def empty_pair(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
+    """The two layers for one, with untrained weights."""
     where = dict(device=layer.weight.device, dtype=layer.weight.dtype)
     bias, between = layer.bias is not None, rank * groups_of(layer)
     if isinstance(layer, nn.Linear):

@@ -39,6 +39,8 @@ def match_moments(
                 got.add(until(point.model, current, inputs, output=True), axis)
         add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
         _correct(last, wanted, got)
+    if progress is not None:
+        progress(len(order), len(order), "")
 
 
 def _correct(layer: nn.Module, wanted: Moments, got: Moments) -> None:

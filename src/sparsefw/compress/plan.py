@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
-from sparsefw.compress import layers, lowrank, slices
-from sparsefw.compress.attention import PlainAttention, _from_multihead
+from sparsefw.compress import layers, lowrank, slices, weights
+from sparsefw.compress.attention import PlainAttention, from_multihead
 
 
 class Edit(ABC):
@@ -20,7 +21,10 @@ class Edit(ABC):
 
     @abstractmethod
     def apply(self, model: nn.Module) -> None:
-        """Change the model's architecture in place; weights are carried along."""
+        """Carry it out on the dense model, in place, weights included."""
+
+    def reshape(self, model: nn.Module) -> None:
+        """Change the architecture only; the weights will be loaded. Works on the meta device."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Unfuse(Edit):
         module = model.get_submodule(self.layer)
         if not isinstance(module, PlainAttention):
             assert isinstance(module, nn.MultiheadAttention)
-            layers.replace(model, self.layer, _from_multihead(module))
+            layers.replace(model, self.layer, from_multihead(module))
+
+    reshape = apply
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Keep(Edit):
     def apply(self, model: nn.Module) -> None:
         slices.keep(model, self.layer, self.side, self.kept)
 
+    reshape = apply
+
 
 @dataclass(frozen=True)
 class Split(Edit):
@@ -61,6 +69,11 @@ class Split(Edit):
     def apply(self, model: nn.Module) -> None:
         layers.replace(model, self.layer, lowrank.split(model.get_submodule(self.layer), self.rank))
 
+    def reshape(self, model: nn.Module) -> None:
+        layers.replace(
+            model, self.layer, nn.Sequential(*lowrank.empty_pair(model.get_submodule(self.layer), self.rank))
+        )
+
 
 @dataclass(frozen=True)
 class Zero(Edit):
@@ -71,7 +84,7 @@ class Zero(Edit):
     word: ClassVar[str] = "zero"
 
     def apply(self, model: nn.Module) -> None:
-        pass
+        slices.zero_filters(model.get_submodule(self.layer), self.filters)
 
 
 @dataclass(frozen=True)
@@ -83,20 +96,30 @@ class Truncate(Edit):
     word: ClassVar[str] = "truncate"
 
     def apply(self, model: nn.Module) -> None:
-        pass
+        layer = model.get_submodule(self.layer)
+        layers.set_weight(layer, lowrank.truncate(layers.as_matrices(layer), self.rank))
 
 
 @dataclass(frozen=True)
 class Thin(Edit):
-    """All but `nonzero` of a layer's weights are 0; files store them as a bit mask and the values."""
+    """All but the `nonzero` largest of a layer's weights are 0 (the n largest of every m along the inputs, where given)."""
 
     layer: str
     nonzero: int
     of: int
+    pattern: tuple[int, ...] = ()
     word: ClassVar[str] = "thin"
 
     def apply(self, model: nn.Module) -> None:
-        pass
+        layer = model.get_submodule(self.layer)
+        weight = layers.weight_of(layer)
+        mask = (
+            weights.n_m_mask(layer, *self.pattern)
+            if self.pattern
+            else weights.largest(weight.detach().abs().flatten(), self.nonzero).view(weight.shape)
+        )
+        with torch.no_grad():
+            weight.mul_(mask)
 
 
 EDITS: dict[str, type[Edit]] = {edit.word: edit for edit in (Unfuse, Keep, Split, Zero, Truncate, Thin)}
@@ -117,8 +140,14 @@ class Plan:
     request: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, model: nn.Module) -> None:
+        """Carry the plan out on the dense model, in place."""
         for edit in self.edits:
             edit.apply(model)
+
+    def reshape(self, model: nn.Module) -> None:
+        """Give a freshly built dense model the small one's architecture, in place."""
+        for edit in self.edits:
+            edit.reshape(model)
 
     def to_json(self) -> dict[str, Any]:
         edits = [{"edit": edit.word, **asdict(edit)} for edit in self.edits]  # type: ignore[call-overload]
@@ -164,6 +193,6 @@ def _sentence(edit: Edit) -> str:
             return f"{layer}: rank {rank} in one layer (two would not be smaller)"
         case Zero(layer, filters):
             return f"{layer}: {len(filters)} filters zeroed"
-        case Thin(layer, nonzero, of):
+        case Thin(layer, nonzero, of, _):
             return f"{layer}: {nonzero} of {of} weights nonzero"
     return str(edit)

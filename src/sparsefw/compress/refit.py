@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compress.batchnorm import batch_statistics
-from sparsefw.compress.calibration import Calibration, add_over_ranks, full_precision, run
+from sparsefw.compress.calibration import Calibration, add_over_ranks, full_precision, rank_of, run
 from sparsefw.compress.layers import as_matrices, bias_of, evaluating, weight_of
 from sparsefw.compress.samples import choose_positions, samples
 
@@ -174,11 +174,12 @@ def _collect(
     """For each point, the sums over the calibration batches of one layer's inputs and dense outputs: fitted and held out."""
     layer = dense.get_submodule(name)
     sums: list[list[Sums | None]] = [[None, None] for _ in points]
-    generator = torch.Generator().manual_seed(seed)
+    rank, ranks = rank_of()
     with evaluating(dense):
         for number, inputs in enumerate(calibration):
+            number = number * ranks + rank  # batches dealt to several processes are chosen from as in a single one
             output = until(dense, layer, inputs, output=True)
-            positions = choose_positions(layer, output, generator)
+            positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
             which = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
             for i, point in enumerate(points):
                 with evaluating(point.model), batch_statistics(point.model):
@@ -196,24 +197,23 @@ def _collect(
                             )
                         )
                     sums[i][which].add(x, y)  # type: ignore[union-attr]
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    for pair in sums:
-        if distributed:  # ranks may have seen different batches: one common sum about one common shift
+    if ranks > 1:
+        for pair in sums:
             _share(pair)
     return [(fitting, held) for fitting, held in sums]  # type: ignore[misc]
 
 
 def _share(pair: list[Sums | None]) -> None:
-    """Bring the sums of all ranks about shift 0 and add them; held-out batches are used for fitting."""
-    total = pair[0] if pair[1] is None else pair[0] + pair[1]  # type: ignore[operator]
-    assert total is not None
-    moved = Sums(torch.zeros_like(total.shift_x), torch.zeros_like(total.shift_y))
-    mean_x, mean_y = total.means()
-    xx, yx, yy = total.covariances(centred=False)
-    moved.xx, moved.yx, moved.yy = xx * total.count, yx * total.count, yy * total.count
-    moved.x, moved.y, moved.count = mean_x * total.count, mean_y * total.count, total.count.clone()
-    moved.share()
-    pair[0], pair[1] = moved, None
+    """The sums of all ranks together, fitted and held out; each rank had its own shift, so they are brought about 0."""
+    shape_of = next(own for own in pair if own is not None)
+    for i, own in enumerate(pair):
+        moved = Sums(torch.zeros_like(shape_of.shift_x), torch.zeros_like(shape_of.shift_y))
+        if own is not None:
+            (mean_x, mean_y), (xx, yx, yy) = own.means(), own.covariances(centred=False)
+            moved.xx, moved.yx, moved.yy = xx * own.count, yx * own.count, yy * own.count
+            moved.x, moved.y, moved.count = mean_x * own.count, mean_y * own.count, own.count
+        moved.share()
+        pair[i] = moved if float(moved.count) else None
 
 
 def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tensor:

@@ -34,19 +34,25 @@ def samples(
     if rows is not None:
         y = y.index_select(axis, torch.as_tensor(rows, device=y.device))
     if isinstance(layer, nn.Linear):
-        yield x.reshape(-1, x.shape[-1]).T.unsqueeze(0).float(), y.reshape(-1, y.shape[-1]).T.unsqueeze(0).float()
+        yield tuple(_precise(t.reshape(-1, t.shape[-1]).T.unsqueeze(0)) for t in (x, y))  # type: ignore[misc]
         return
     assert isinstance(layer, CONVOLUTIONS)
     if axis == 0:  # without a batch axis
         x, y = x.unsqueeze(0), y.unsqueeze(0)
-    groups, per_image = groups_of(layer), 4 * x.shape[1] * math.prod(layer.kernel_size) * len(positions)
+    bytes_each = 8 if x.dtype == torch.float64 else 4
+    groups, per_image = groups_of(layer), bytes_each * x.shape[1] * math.prod(layer.kernel_size) * len(positions)
     for some_x, some_y in zip(*(t.split(max(1, PATCH_BYTES // per_image)) for t in (x, y)), strict=True):
-        columns = patches(layer, some_x.float(), positions, some_y.shape[2:])
-        values = some_y.float().flatten(2)[:, :, positions]
+        columns = patches(layer, _precise(some_x), positions, some_y.shape[2:])
+        values = _precise(some_y).flatten(2)[:, :, positions]
         yield (
             columns.permute(1, 2, 0, 3).reshape(groups, -1, columns.shape[0] * len(positions)),
             values.permute(1, 0, 2).reshape(groups, values.shape[1] // groups, -1),
         )
+
+
+def _precise(t: Tensor) -> Tensor:
+    """In at least float32."""
+    return t if t.dtype == torch.float64 else t.float()
 
 
 def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]) -> Tensor:

@@ -59,6 +59,8 @@ def bn(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
             return norms
         norm: Any = model.get_submodule(observed.batch_norm[name])
         gamma = norm.weight.detach().abs() if norm.affine else 1.0
+        if norm.running_var is None:  # it always normalises by the batch, whose deviation is proportional to the filter
+            return torch.ones_like(norms) * gamma
         return norms * gamma / (norm.running_var + norm.eps).sqrt()
 
     return _over_writers(model, channels, scaled)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsefw.compress.attention import PlainAttention
 from sparsefw.compress.channels import EACH, HEADS, IN, OUT
-from sparsefw.compress.layers import BATCH_NORMS, TRANSPOSED, AnyConv
+from sparsefw.compress.layers import BATCH_NORMS, TRANSPOSED, AnyConv, groups_of, weight_of
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
@@ -97,6 +97,19 @@ def keep_heads(module: nn.Module, kept: list[int]) -> None:
     module.num_heads = len(kept)  # type: ignore[assignment]
     if hasattr(module, "attn_dim"):
         module.attn_dim = len(rows)  # type: ignore[assignment]
+
+
+def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
+    """The filters of one convolution or linear layer set to 0 in place; its bias and what follows stay as they are."""
+    weight = weight_of(layer)
+    with torch.no_grad():
+        if isinstance(layer, TRANSPOSED):
+            width = weight.shape[1]
+            for i in removed:
+                inputs = weight.shape[0] // groups_of(layer)
+                weight[(i // width) * inputs : (i // width + 1) * inputs, i % width] = 0
+        else:
+            weight[torch.as_tensor(list(removed), dtype=torch.long, device=weight.device)] = 0
 
 
 def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:

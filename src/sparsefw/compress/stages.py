@@ -15,7 +15,7 @@ from sparsefw.compress import lowrank, weights
 from sparsefw.compress.allocate import Allocation, Global, Uniform, Unit
 from sparsefw.compress.attention import PlainAttention
 from sparsefw.compress.channels import EACH, HEADS, OUT, Channels, Site
-from sparsefw.compress.filters import removable_channels, removal, zero_filters
+from sparsefw.compress.filters import removable_channels, removal
 from sparsefw.compress.layers import (
     CONVOLUTIONS,
     TRANSPOSED,
@@ -30,6 +30,7 @@ from sparsefw.compress.layers import (
 from sparsefw.compress.plan import Edit, Keep, Split, Thin, Truncate, Untouched, Zero
 from sparsefw.compress.refit import Point, Solution, best_rank, on_support
 from sparsefw.compress.score import SCORES, Observed
+from sparsefw.compress.slices import zero_filters
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class SparseWeights(Stage):
         with torch.no_grad():
             for name, mask in masks.items():
                 weight_of(small.get_submodule(name)).mul_(mask)
-                edits.append(Thin(name, int(mask.sum()), mask.numel()))
+                edits.append(Thin(name, int(mask.sum()), mask.numel(), self.pattern or ()))
                 if mask.sum() < 0.01 * mask.numel():
                     untouched.append(Untouched(name, f"nearly empty: {int(mask.sum())} of {mask.numel()} weights left"))
 

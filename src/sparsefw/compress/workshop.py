@@ -53,6 +53,16 @@ def one_of(what: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"{what}={value!r}: there are {', '.join(known)}")
 
 
+def globs(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def positive(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"round_to={value!r}: must be a whole number of at least 1")
+    return value
+
+
 class Workshop:
     """A private copy of the model, ready to be compressed any number of times."""
 

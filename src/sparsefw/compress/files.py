@@ -1,0 +1,142 @@
+"""Folders of files that are either wholly there or not at all: written aside, flushed to disk, and swapped in."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ArtifactError(ValueError):
+    """What is wrong with an artifact, where, and what would be right: one line."""
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """An empty folder to write into; when the block ends well it takes the place of `folder`, whose content is then gone.
+
+    A folder that is not ours is never replaced. Whatever goes wrong, a full disk or a kill, the previous one stays whole.
+    """
+    if folder.exists() and not (folder.is_dir() and (is_ours(folder) or not any(folder.iterdir()))):
+        raise ArtifactError(f"{folder} exists and is not an artifact; choose another folder, or remove it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
+    except OSError as error:
+        raise ArtifactError(f"cannot write {folder}: {error.strerror}") from error
+    try:
+        yield aside
+        for path in aside.iterdir():
+            _flush(path)
+        _flush(aside)
+        _swap(aside, folder)
+        _flush(folder.parent)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)  # after the swap, this is what was there before
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _swap(new: Path, old: Path) -> None:
+    """Put `new` in the place of `old`, at no moment without either."""
+    new.chmod(0o755)
+    if not old.exists():
+        return os.rename(new, old)
+    if _exchange(new, old):
+        return None
+    backup = new.with_suffix(".old")
+    os.rename(old, backup)
+    os.rename(new, old)
+    shutil.rmtree(backup, ignore_errors=True)
+    return None
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Linux can exchange two names in one step; False where that does not exist."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
+
+
+def write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing: not an artifact, or an incomplete copy of one") from None
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(path))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is missing: an incomplete copy of an artifact") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}") from None
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def check_hashes(folder: Path, expected: Any) -> None:
+    """Every named file is there, and is what was written."""
+    if not isinstance(expected, dict):
+        raise ArtifactError(f"{folder}: lists no file hashes: not an artifact")
+    for name, digest in expected.items():
+        if "/" in name or os.sep in name or name.startswith("."):
+            raise ArtifactError(f"{folder}: names a file outside of itself: {name!r}")
+        if sha256(folder / name) != digest:
+            raise ArtifactError(f"{folder / name} is damaged or was edited: its SHA-256 is not the one that was saved")
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """One hash for a set of named weights, whatever their device and memory format."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(t.shape)} {t.dtype}\n".encode())
+        digest.update(t.flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+    return digest.hexdigest()
