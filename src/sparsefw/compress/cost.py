@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from sparsefw.compress.layers import call, evaluating
 from sparsefw.compress.packing import packed_bytes
 
-
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -119,14 +121,12 @@ class Table:
     def _read(self) -> dict[str, float]:
         try:
             times = json.loads(self.path.read_text())
-            return {str(k): float(v) for k, v in times.items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, AttributeError, TypeError):  # damaged: measured again
+            return {str(k): float(v) for k, v in times.items() if 0 < float(v) < math.inf}
+        except (OSError, ValueError, AttributeError, TypeError):  # not there, or damaged: measured again
             return {}
 
     def of(self, layer: nn.Module, x: Tensor) -> float:
-        key = f"{_describe(layer)} on {tuple(x.shape)} {x.dtype}"
+        key = f"{_describe(layer)} on {tuple(x.shape)} {tuple(x.stride())} {x.dtype}"
         if key not in self._times:
             with evaluating(layer):
                 self._times[key] = statistics.median(repeat(lambda: layer(x), 0.05, x.device, least=5))
@@ -134,10 +134,12 @@ class Table:
         return self._times[key]
 
     def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-            json.dump(self._times, file)
-        os.replace(file.name, self.path)
+        """Written aside and swapped in, so that no reader sees half a file; where none can be written, there is no cache."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
+                json.dump(self._times, file)
+            os.replace(file.name, self.path)
 
 
 def _describe(layer: Any) -> str:
@@ -150,6 +152,8 @@ def _describe(layer: Any) -> str:
         layer.kernel_size,
         layer.stride,
         layer.padding,
+        layer.padding_mode,
+        layer.output_padding,
         layer.dilation,
         layer.groups,
         layer.bias is not None,

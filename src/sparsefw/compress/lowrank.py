@@ -12,7 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compress.layers import TRANSPOSED, AnyConv, as_matrices, bias_of, groups_of, set_weight, weight_of
+from sparsefw.compress.layers import (
+    CONVOLUTIONS,
+    TRANSPOSED,
+    as_matrices,
+    bias_of,
+    groups_of,
+    set_weight,
+    weight_of,
+)
+
+STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+
+
+def is_standard(layer: nn.Module) -> bool:
+    """Whether the layer computes with its weight what torch's own class does; subclasses may standardise it, or pad otherwise."""
+    own = next(kind for kind in STANDARD if isinstance(layer, kind))
+    return all(getattr(type(layer), name, None) is getattr(own, name, None) for name in ("forward", "_conv_forward"))
+
+
+def obstacle(model: nn.Module, name: str) -> str:
+    """Why a layer cannot become two; empty where it can."""
+    layer = model.get_submodule(name)
+    if not is_standard(layer):
+        return f"{type(layer).__name__} has a forward of its own"
+    if sum(module is layer for _, module in model.named_modules(remove_duplicate=False)) > 1:
+        return "the model knows it by several names"
+    return "" if full_rank(layer) > 1 else "its matrices have rank 1"
 
 
 def full_rank(layer: nn.Module) -> int:
@@ -85,23 +111,25 @@ def split(layer: nn.Module, rank: int) -> nn.Sequential:
 
 
 def empty_pair(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
-    """The two layers for one, with untrained weights."""
+    """The two layers for one; their weights are still to be written, so no random numbers are drawn for them."""
     where = dict(device=layer.weight.device, dtype=layer.weight.dtype)
     bias, between = layer.bias is not None, rank * groups_of(layer)
     if isinstance(layer, nn.Linear):
-        return nn.Linear(layer.in_features, rank, bias=False, **where), nn.Linear(
-            rank, layer.out_features, bias=bias, **where
+        return (
+            nn.utils.skip_init(nn.Linear, layer.in_features, rank, bias=False, **where),
+            nn.utils.skip_init(nn.Linear, rank, layer.out_features, bias=bias, **where),
         )
-    assert isinstance(layer, AnyConv)
-    geometry = dict(stride=layer.stride, padding=layer.padding, dilation=layer.dilation, groups=layer.groups)
+    geometry = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "padding_mode")}
     if isinstance(layer, TRANSPOSED):
         geometry["output_padding"] = layer.output_padding
-    kind: Any = type(layer)
-    pointwise: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(layer.kernel_size)]
-    first = kind(
-        layer.in_channels, between, layer.kernel_size, **geometry, padding_mode=layer.padding_mode, bias=False, **where
+    kind = next(kind for kind in STANDARD if isinstance(layer, kind))
+    pointwise = CONVOLUTIONS[len(layer.kernel_size) - 1]
+    first: Any = nn.utils.skip_init(
+        kind, layer.in_channels, between, layer.kernel_size, bias=False, **geometry, **where
     )
-    second = pointwise(between, layer.out_channels, 1, groups=layer.groups, bias=bias, **where)
-    if layer.weight.ndim == 4 and layer.weight.is_contiguous(memory_format=torch.channels_last):
-        first, second = (part.to(memory_format=torch.channels_last) for part in (first, second))
+    second: Any = nn.utils.skip_init(pointwise, between, layer.out_channels, 1, groups=layer.groups, bias=bias, **where)
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(layer.weight.ndim)
+    # A 1 x 1 kernel is contiguous in both formats and says nothing about which one the model is in.
+    if channels_last and not layer.weight.is_contiguous() and layer.weight.is_contiguous(memory_format=channels_last):
+        first, second = (part.to(memory_format=channels_last) for part in (first, second))
     return first, second

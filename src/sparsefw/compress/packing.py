@@ -1,6 +1,11 @@
-"""Sparse tensors on disk: a bit mask and the nonzero values, where that is smaller than the tensor itself."""
+"""Sparse tensors on disk: a bit mask and the nonzero values, where that is smaller than the tensor itself.
+
+Values come back bit for bit. What is equal to 0 is not stored: in a packed tensor -0.0 comes back as 0.0.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -30,8 +35,12 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
         if not key.endswith(MASK):
             continue
         name = key.removesuffix(MASK)
+        if name + VALUES not in packed or name + SHAPE not in packed:
+            raise ValueError(f"{name}: a mask without values or shape")
         values, shape = packed[name + VALUES], packed[name + SHAPE].tolist()
-        count = int(np.prod(shape))
+        count = math.prod(shape)
+        if any(length < 0 for length in shape) or bits.numel() != (count + 7) // 8:
+            raise ValueError(f"{name}: a mask of {bits.numel()} bytes for the shape {shape}")
         mask = torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool))
         if int(mask.sum()) != values.numel():
             raise ValueError(f"{name}: {values.numel()} values for {int(mask.sum())} places")
@@ -48,10 +57,10 @@ def packed_bytes(model: nn.Module) -> int:
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state, tied tensors once, under their first name."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    seen: set[tuple[object, ...]] = set()
     unique: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() == 0 or key not in seen:
             unique[name] = tensor
         seen.add(key)

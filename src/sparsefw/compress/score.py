@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compress.calibration import Calibration, add_over_ranks, run
-from sparsefw.compress.channels import HEADS, Channels, Site
+from sparsefw.compress.channels import HEADS, IN, Channels, Site
 from sparsefw.compress.layers import (
     BATCH_NORMS,
     TRANSPOSED,
@@ -114,6 +114,17 @@ def _input_norms(layer: nn.Module) -> Tensor:
     groups = groups_of(layer)
     per_group = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     return per_group.square().sum(dim=(1, 3)).flatten()
+
+
+def readers_of(found: Sequence[Channels], name: str, rows: int) -> tuple[Site, ...]:
+    """The layers that read one layer's outputs; slots[i] is where row i arrives, nowhere where another layer gets it."""
+    readers = []
+    for channels in found:
+        for writer in (site for site in channels.writers if site.layer == name):
+            for reader in channels.readers:
+                arrives = {row: to for own, to in zip(writer.slots, reader.slots, strict=True) for row in own}
+                readers.append(Site(reader.layer, IN, tuple(arrives.get(row, ()) for row in range(rows))))
+    return tuple(readers)
 
 
 def observe(model: nn.Module, example: Any, calibration: Calibration | None) -> Observed:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsefw.compress import lowrank, weights
 from sparsefw.compress.allocate import Allocation, Global, Uniform, Unit
 from sparsefw.compress.attention import PlainAttention
-from sparsefw.compress.channels import EACH, HEADS, OUT, Channels, Site
+from sparsefw.compress.channels import EACH, HEADS, IN, OUT, Channels, Site, find_channels
 from sparsefw.compress.filters import removable_channels, removal
 from sparsefw.compress.layers import (
     CONVOLUTIONS,
@@ -25,11 +25,12 @@ from sparsefw.compress.layers import (
     is_layer,
     replace,
     set_weight,
+    shared_layers,
     weight_of,
 )
 from sparsefw.compress.plan import Edit, Keep, Split, Thin, Truncate, Untouched, Zero
 from sparsefw.compress.refit import Point, Solution, best_rank, on_support
-from sparsefw.compress.score import SCORES, Observed
+from sparsefw.compress.score import SCORES, Observed, readers_of
 from sparsefw.compress.slices import zero_filters
 
 
@@ -140,18 +141,19 @@ class MaskedFilters(Stage):
         selection: Selection,
     ) -> None:
         self.model, self.allocation, self.selection = model, allocation, selection
+        found = find_channels(model, example)
+        ends = {site.layer: c.fixed for c in found if _is_output(c) for site in c.sites if site.side != IN}
         convolutions = {
             n: m for n, m in model.named_modules() if isinstance(m, (*CONVOLUTIONS, *TRANSPOSED)) and selection.takes(n)
         }
-        readers: dict[str, tuple[Site, ...]] = {}
-        if score == "activation":
-            for c in removable_channels(model, example):
-                readers.update({site.layer: _readers_of(c, site) for site in c.writers})
+        self.untouched = tuple(Untouched(n, ends[n]) for n in convolutions if n in ends)
         self.sets = [
             Channels(
-                (Site(n, OUT, tuple((i,) for i in range(m.out_channels))), *readers.get(n, ())), (0,) * m.out_channels
+                (Site(n, OUT, tuple((i,) for i in range(m.out_channels))), *readers_of(found, n, m.out_channels)),
+                (0,) * m.out_channels,
             )
             for n, m in convolutions.items()
+            if n not in ends
         ]
         self.scores = [SCORES[score](model, channels, observed) for channels in self.sets]
         self.units = [Unit(c.name, s) for c, s in zip(self.sets, self.scores, strict=True)]
@@ -169,13 +171,12 @@ class MaskedFilters(Stage):
             zero_filters(layer, gone.get(name, []))
             return as_matrices(layer).detach().double()
 
-        return Built(small, tuple(edits), (), write)
+        return Built(small, tuple(edits), self.untouched, write)
 
 
-def _readers_of(channels: Channels, writer: Site) -> tuple[Site, ...]:
-    """The readers of a set, with their slots in the order of one writer's rows."""
-    order = [c for _, c in sorted((slots[0], c) for c, slots in enumerate(writer.slots))]
-    return tuple(Site(site.layer, site.side, tuple(site.slots[c] for c in order)) for site in channels.readers)
+def _is_output(channels: Channels) -> bool:
+    """Channels that end in the model's output, or that no layer reads."""
+    return channels.fixed == "the model's output" or bool(channels.fixed and not channels.readers)
 
 
 class LowRank(Stage):
@@ -183,9 +184,13 @@ class LowRank(Stage):
 
     def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
         self.model, self.allocation, self.selection = model, allocation, selection
-        self.names = [n for n in order if selection.takes(n) and lowrank.full_rank(model.get_submodule(n)) > 1]
-        self.untouched = [
-            Untouched(n, "its matrices have rank 1") for n in order if selection.takes(n) and n not in self.names
+        reasons = {n: lowrank.obstacle(model, n) for n in order if selection.takes(n)}
+        self.names = [n for n, reason in reasons.items() if not reason]
+        self.untouched = [Untouched(n, reason) for n, reason in reasons.items() if reason]
+        self.untouched += [
+            Untouched(n, f"shares its weight with {other}")
+            for n, other in shared_layers(model).items()
+            if is_layer(model.get_submodule(n)) and selection.takes(n) and n not in reasons
         ]
         self.units = [Unit(n, _spectrum(model.get_submodule(n))) for n in self.names]
 
@@ -242,7 +247,9 @@ class SparseWeights(Stage):
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
     ) -> None:
         self.model, self.allocation, self.selection, self.pattern = model, allocation, selection, pattern
-        self.layers = {n: m for n, m in model.named_modules() if is_layer(m) and selection.takes(n)}
+        found = [(n, m) for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
+        owners = {weight_of(m): n for n, m in reversed(found)}  # a weight that several layers share is one weight
+        self.layers = {n: m for n, m in found if owners[weight_of(m)] == n}
         self.weights: dict[str, Tensor] = {n: weight_of(m) for n, m in self.layers.items()}
         self.units = [Unit(n, w.detach().abs().flatten().float().cpu()) for n, w in self.weights.items()]
 
@@ -275,8 +282,8 @@ class SparseWeights(Stage):
             if name not in masks:
                 set_weight(layer, solution.weight)
                 return solution.weight
-            mask = as_matrices(layer, masks[name])
-            weight = on_support(solution, mask, as_matrices(self.layers[name]).detach().double())
+            support = as_matrices(layer) != 0  # also zeros that were there before stay
+            weight = on_support(solution, support, as_matrices(self.layers[name]).detach().double())
             set_weight(layer, weight)
             return weight
 
