@@ -50,7 +50,7 @@ def full_rank(layer: nn.Module) -> int:
 def kept_rank(layer: nn.Module, ratio: float, round_to: int = 1) -> int:
     """How many singular values stay when `ratio` of them are removed: at least one, rounded to a multiple on request."""
     full = full_rank(layer)
-    kept = max(1, int((1 - ratio) * full + 1e-9))  # 0.2 * 160 is 31.999... in floats
+    kept = int((1 - ratio) * full + 1e-9)  # 0.2 * 160 is 31.999... in floats
     return min(full, max(round_to, round(kept / round_to) * round_to))
 
 

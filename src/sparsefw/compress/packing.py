@@ -68,7 +68,7 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_worth_it(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and _bytes(tensor) < tensor.numel() * tensor.element_size()
+    return _bytes(tensor) < tensor.numel() * tensor.element_size()
 
 
 def _bytes(tensor: Tensor) -> int:

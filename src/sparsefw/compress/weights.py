@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compress.layers import TRANSPOSED, weight_of
-from sparsefw.geometry.select import keep_top_k
 
 
 def global_masks(weights: dict[str, Tensor], removed: float) -> dict[str, Tensor]:
     """Masks that remove exactly floor(removed * N) of all N entries, the smallest ones; ties by position."""
-    flat = torch.cat([w.detach().abs().flatten().double() for w in weights.values()])
+    flat = torch.cat([w.detach().abs().flatten() for w in weights.values()])
     kept = flat.numel() - math.floor(removed * flat.numel() + 1e-9)
     parts = largest(flat, kept).split([w.numel() for w in weights.values()])
     return {name: part.view(w.shape) for (name, w), part in zip(weights.items(), parts, strict=True)}
@@ -33,17 +32,17 @@ def n_m_mask(layer: nn.Module, n: int, m: int) -> Tensor:
     axis = 0 if isinstance(layer, TRANSPOSED) else 1
     along = weight.abs().movedim(axis, -1)
     length = along.shape[-1]
-    if length <= n:
-        return torch.ones_like(weight, dtype=torch.bool)
     blocks = nn.functional.pad(along, (0, -length % m), value=-1.0).unflatten(-1, (-1, m))
     chosen = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, blocks.topk(n, dim=-1).indices, True)
     return chosen.flatten(-2)[..., :length].movedim(-1, axis)
 
 
 def largest(magnitudes: Tensor, count: int) -> Tensor:
-    """True at exactly `count` largest entries, also where some of them are 0."""
-    mask = keep_top_k(magnitudes, count) > 0 if count else torch.zeros_like(magnitudes, dtype=torch.bool)
-    missing = count - int(mask.sum())
-    if missing:
-        mask[(~mask).nonzero().flatten()[:missing]] = True
+    """True at exactly `count` largest entries; of equal ones the first, so that every device and every file chooses alike."""
+    if not count:
+        return torch.zeros_like(magnitudes, dtype=torch.bool)
+    threshold = magnitudes.kthvalue(magnitudes.numel() - count + 1).values
+    mask = magnitudes > threshold
+    equal = (magnitudes == threshold).nonzero().flatten()
+    mask[equal[: count - int(mask.sum())]] = True
     return mask
