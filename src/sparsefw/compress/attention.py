@@ -16,6 +16,10 @@ from sparsefw.compress.layers import replace
 class PlainAttention(nn.Module):
     """Scaled dot-product attention of `heads` heads of size `head_size`, called like nn.MultiheadAttention."""
 
+    in_proj_bias = (
+        None  # what nn.TransformerEncoderLayer looks at: without, it does not reach past the layers for weights
+    )
+
     def __init__(
         self,
         width: int,
@@ -47,6 +51,8 @@ class PlainAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        if is_causal and attn_mask is None:  # only a hint as to what the mask is
+            raise ValueError("is_causal needs attn_mask, as in nn.MultiheadAttention")
         batched = query.dim() == 3
         if not batched:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -58,7 +64,8 @@ class PlainAttention(nn.Module):
         if need_weights:
             scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-            mixed = functional.dropout(weights, self.dropout, self.training) @ v
+            weights = functional.dropout(weights, self.dropout, self.training)
+            mixed = weights @ v
             weights = weights.mean(dim=1) if average_attn_weights else weights
         else:
             dropout = self.dropout if self.training else 0.0
@@ -94,11 +101,24 @@ def plain_attention(model: nn.Module) -> nn.Module:
     """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.MultiheadAttention) and module.bias_k is None and not module.add_zero_attn:
-            new = from_multihead(module)
             if module is model:
-                return new
-            replace(model, name, new)
+                return from_multihead(module)
+            unfuse(model, name)
     return model
+
+
+def unfuse(model: nn.Module, name: str) -> None:
+    """Replace one nn.MultiheadAttention, under all names that it has, by an equal PlainAttention."""
+    old = model.get_submodule(name)
+    assert isinstance(old, nn.MultiheadAttention)
+    new = from_multihead(old)
+    for other, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old:
+            replace(model, other, new)
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = (
+                False  # else, given a padding mask, it would hand on what plain layers cannot take
+            )
 
 
 def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:

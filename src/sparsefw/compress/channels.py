@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -20,22 +24,17 @@ from sparsefw.compress.layers import (
     call,
     channel_axis,
     evaluating,
+    forward_order,
     hooks,
+    is_layer,
     shared_layers,
 )
 
 # Where in a layer channels live. OUT and IN are the two sides of a convolution or linear layer; EACH is a layer that keeps
 # channels apart (batch norm, depthwise convolution, PReLU, a bare parameter); HEADS are the heads of an attention block.
 OUT, IN, EACH, HEADS = "out", "in", "each", "heads"
-MIXING_NORMS = (
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+SEPARATE_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 @dataclass(frozen=True)
@@ -82,27 +81,92 @@ def is_depthwise(module: nn.Module) -> bool:
 
 def find_channels(model: nn.Module, example: Any) -> list[Channels]:
     """All sets of channels of the model, removable or fixed, in the order in which they are written."""
-    trace = _Trace(model)
+    trace = _Trace()
     try:
-        with evaluating(model), hooks(model, trace.hooks), trace.tracer:
-            outputs = call(model, example)
+        for mode in modes(model, example):
+            trace.run(model, example, mode)
     except Exception as error:
-        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {error}") from error
-    trace.tracer.fix(
-        tree_leaves(outputs if not hasattr(outputs, "to_tuple") else outputs.to_tuple()), "the model's output"
-    )
-    return trace.channels()
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}") from error
+    return [*trace.channels(), *_never_called(model, trace.called)]
+
+
+Mode = Callable[[nn.Module], AbstractContextManager[None]]
+
+
+def modes(model: nn.Module, example: Any) -> list[Mode]:
+    """How to run the model to see all of its layers: in evaluation and, where that leaves some out, also as in training.
+
+    Auxiliary heads read channels that the rest of the network reads too, and would not fit if they were overlooked.
+    """
+    called = set(forward_order(model, example))
+    if all(name in called for name, module in model.named_modules() if is_layer(module)):
+        return [evaluating]
+    trial = copy.deepcopy(model)
+    try:
+        with as_in_training(trial):
+            call(trial, example)
+    except Exception:  # such as a model that wants targets in training
+        return [evaluating]
+    return [evaluating, as_in_training]
+
+
+@contextlib.contextmanager
+def as_in_training(model: nn.Module) -> Iterator[None]:
+    """Training mode for a copy of a model, but without its noise: norms use their statistics, and dropout nothing."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model.train()
+        for module in model.modules():
+            if isinstance(module, (*SEPARATE_NORMS, nn.modules.dropout._DropoutNd)):
+                module.eval()
+        yield
+
+
+def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
+    reason = "never called as a layer: unused, or its weight is used directly"
+    layers = [(name, m) for name, m in model.named_modules() if is_layer(m) and name not in called]
+    counts = {name: int(m.out_features if isinstance(m, nn.Linear) else m.out_channels) for name, m in layers}
+    return [Channels((Site(n, OUT, tuple((i,) for i in range(c))),), (0,) * c, reason) for n, c in counts.items()]
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors in what a model returns: nested tuples, lists, mappings and dataclasses of them."""
+    found: list[Tensor] = []
+    for leaf in tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, Mapping):
+            found += tensors_of(list(leaf.values()))
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
+    return found
 
 
 class _Trace:
     """The rules of the layers: which labels they read and write, noted as label -> sites."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         self.labels = Labels()
         self.tracer = Tracer(self.labels, self._bare_parameter)
         self.noted: dict[tuple[str, str], Array] = {}  # (layer, side) -> the label of each position
+        self.called: set[str] = set()
+        self.parameters: dict[nn.Parameter, str] = {}
+        self.obstacles: dict[str, str] = {}  # layer -> why its channels cannot be removed
+
+    def run(self, model: nn.Module, example: Any, mode: Mode) -> None:
+        """Follow one forward pass; a second one, in another mode, adds to what the first has shown."""
+        if mode is not evaluating:  # which changes nothing in the model
+            model = copy.deepcopy(model)
         self.parameters = {p: name for name, p in model.named_parameters()}
-        self.tied = shared_layers(model)
+        self.obstacles = {n: f"{n} shares its weight with {other}" for n, other in shared_layers(model).items()}
+        for name, module in model.named_modules():
+            if is_layer(module) and not isinstance(module.weight, nn.Parameter):
+                self.obstacles[name] = f"{name} computes its weight from other parameters"
+        with mode(model), hooks(model, self.hooks), self.tracer:
+            outputs = tensors_of(call(model, example))
+        if not outputs:
+            raise TypeError("no tensors were found in what it returns")
+        self.tracer.fix(outputs, "the model's output")
 
     def hooks(self, name: str, module: nn.Module) -> Sequence[Any]:
         rule = self._rule(module)
@@ -112,17 +176,19 @@ class _Trace:
         def enter(*_: Any) -> None:
             self.tracer.inside_layers += 1
 
-        def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self.tracer.inside_layers -= 1
+            self.called.add(name)
             if not self.tracer.inside_layers:
-                rule(name, module, [t for t in tree_leaves(inputs) if isinstance(t, Tensor)], tree_leaves(output)[0])
+                inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+                rule(name, module, inputs, tree_leaves(output)[0])
 
-        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, with_kwargs=True)
 
     def _rule(self, module: nn.Module) -> Any:
         if heads_of(module):
             return self._attention
-        if is_depthwise(module) or isinstance(module, (*BATCH_NORMS, nn.PReLU)):
+        if is_depthwise(module) or isinstance(module, (*SEPARATE_NORMS, nn.PReLU)):
             return self._each
         if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)):
             return self._layer
@@ -206,8 +272,8 @@ class _Trace:
         return labels.reshape(parameter.shape)
 
     def _note(self, name: str, side: str, labels: Array) -> None:
-        if name in self.tied:
-            self.labels.fix(labels, f"{name} shares its weight with {self.tied[name]}")
+        if name in self.obstacles:
+            self.labels.fix(labels, self.obstacles[name])
         if (name, side) in self.noted:  # a layer used twice: both times the same channels
             self.labels.unite(self.noted[name, side], labels)
         self.noted[name, side] = labels
@@ -231,6 +297,8 @@ class _Trace:
 
 def with_blocks(channels: Channels, model: nn.Module) -> Channels:
     """Channels of grouped convolutions, told which group each belongs to; fixed where several layers disagree."""
+    if channels.fixed:
+        return channels
     blocks: tuple[int, ...] | None = None
     for site in channels.sites:
         module = model.get_submodule(site.layer) if site.side in (IN, OUT) else None
@@ -240,6 +308,8 @@ def with_blocks(channels: Channels, model: nn.Module) -> Channels:
         own = tuple(slots[0] // width for slots in site.slots)
         if any(slot // width != block for slots, block in zip(site.slots, own, strict=True) for slot in slots):
             return replace(channels, fixed=f"one channel lies in several groups of {site.layer}")
+        if len({own.count(group) for group in range(module.groups)}) > 1:
+            return replace(channels, fixed=f"they fill the groups of {site.layer} unequally")
         if blocks is not None and blocks != own:
             return replace(channels, fixed=f"{site.layer} groups them otherwise than another layer")
         blocks = own

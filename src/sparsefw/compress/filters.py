@@ -8,13 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from sparsefw.compress import slices
 from sparsefw.compress.attention import plain_attention
-from sparsefw.compress.channels import HEADS, IN, OUT, Channels, find_channels, with_blocks
-from sparsefw.compress.layers import BATCH_NORMS, AnyConv, call, evaluating
+from sparsefw.compress.channels import (
+    HEADS,
+    IN,
+    OUT,
+    SEPARATE_NORMS,
+    Channels,
+    Mode,
+    find_channels,
+    modes,
+    tensors_of,
+    with_blocks,
+)
+from sparsefw.compress.layers import AnyConv, call, evaluating
 from sparsefw.compress.plan import Edit, Keep
 
 
@@ -40,11 +50,15 @@ def zero_channels(model: nn.Module, channels: Channels, removed: Sequence[int]) 
 
 
 def silence(model: nn.Module, name: str, side: str, positions: list[int]) -> None:
-    """What one side of one layer must set to 0 for its channels to be silent; what reads or merely scales them stays."""
-    if side == IN or name in dict(model.named_parameters()):
+    """What one side of one layer must set to 0 for its channels to be silent; what reads them stays."""
+    if side == IN:
         return
-    module: Any = model.get_submodule(name)
+    bare = dict(model.named_parameters()).get(name)  # a scale of its own, or an offset
     with torch.no_grad():
+        if bare is not None:
+            bare.view(-1)[positions] = 0
+            return
+        module: Any = model.get_submodule(name)
         if side == OUT:
             slices.zero_filters(module, positions)
             if module.bias is not None:
@@ -52,7 +66,7 @@ def silence(model: nn.Module, name: str, side: str, positions: list[int]) -> Non
         elif side == HEADS:
             for head in positions:
                 module.proj.weight[:, head * module.head_dim : (head + 1) * module.head_dim] = 0
-        elif isinstance(module, BATCH_NORMS):
+        elif isinstance(module, SEPARATE_NORMS):
             if module.affine:
                 module.weight[positions] = 0
                 module.bias[positions] = 0
@@ -69,50 +83,93 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     Following labels says what belongs together; this checks on the numbers that nothing was missed (code that computes with
     a fixed number of channels, an activation that turns 0 into something else). Offenders are found by halving, and fixed.
     """
-    found = [with_blocks(channels, model) for channels in find_channels(model, example)]
-    open_sets = [i for i, channels in enumerate(found) if not channels.fixed and channels.count > 1]
-    bad = dict(_offenders(model, example, found, open_sets))
-    fixed = [replace(channels, fixed=bad[i]) if i in bad else channels for i, channels in enumerate(found)]
-    return [replace(c, fixed="the only one") if not c.fixed and c.count == 1 else c for c in fixed]
+    found = [_unless_single(with_blocks(channels, model)) for channels in find_channels(model, example)]
+    open_sets = [i for i, channels in enumerate(found) if not channels.fixed]
+    how = modes(model, example)
+    bad = dict(_offenders(_awake(model), example, how, found, open_sets))
+    return [replace(channels, fixed=bad[i]) if i in bad else channels for i, channels in enumerate(found)]
 
 
-def _offenders(model: nn.Module, example: Any, found: list[Channels], which: list[int]) -> list[tuple[int, str]]:
+def _unless_single(channels: Channels) -> Channels:
+    blocks = len(set(channels.blocks))
+    if channels.fixed or channels.count > blocks:
+        return channels
+    return replace(channels, fixed="the only one" if blocks == 1 else "the only one of its group")
+
+
+def _awake(model: nn.Module) -> nn.Module:
+    """A copy in which nothing hides: parameters as they were initialised, all 0 or all 1e-6, say, become random numbers.
+
+    A last layer or a scale of zeros would make every removal look harmless.
+    """
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.numel() > 1 and p.is_floating_point() and bool((p == p.flatten()[0]).all()):
+                value, noise = float(p.flatten()[0]), torch.rand(p.shape, generator=generator).to(p)
+                p.copy_(
+                    0.2 * noise - 0.1 if value == 0 else (0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value)
+                )
+    return model
+
+
+def _offenders(
+    model: nn.Module, example: Any, how: Sequence[Mode], found: list[Channels], which: list[int]
+) -> list[tuple[int, str]]:
     if not which:
         return []
-    problem = _parity_problem(model, example, [found[i] for i in which])
+    problem = _problem(model, example, how, [found[i] for i in which])
     if not problem:
         return []
     if len(which) == 1:
         return [(which[0], problem)]
     half = len(which) // 2
-    return _offenders(model, example, found, which[:half]) + _offenders(model, example, found, which[half:])
+    parts = [_offenders(model, example, how, found, part) for part in (which[:half], which[half:])]
+    # Where each half can go but not both, neither is safe.
+    return [*parts[0], *parts[1]] or [(i, problem) for i in which]
 
 
-def _parity_problem(model: nn.Module, example: Any, sets: list[Channels]) -> str:
-    """Empty where removing every third channel of these sets equals silencing them; else what went wrong."""
+def _problem(model: nn.Module, example: Any, how: Sequence[Mode], sets: list[Channels]) -> str:
+    """Empty where removing a third of the channels of these sets equals silencing them; else what went wrong."""
     choice = {c: _trial(c) for c in sets}
     try:
         gap = parity(model, example, choice)
+        for mode in how[1:]:
+            small = without(model, choice)
+            with mode(small):
+                call(small, example)
     except Exception as error:  # whatever the model's own code raises on fewer channels is the answer, not a failure
         return f"the model does not run with fewer of them ({type(error).__name__})"
     return "" if gap < 1e-4 else "removing them is not the same as silencing them"
 
 
 def _trial(channels: Channels) -> list[int]:
-    """Every third channel of each block, unevenly placed but equally many in each: what code with fixed counts trips over."""
+    """A third of each block, unevenly placed but equally many in each: what code with fixed counts or places trips over."""
     members: dict[int, list[int]] = {}
     for channel, block in enumerate(channels.blocks):
         members.setdefault(block, []).append(channel)
-    return [c for cs in members.values() for c in cs[: max(1, len(cs) // 3)] if len(cs) > 1]
+    generator = torch.Generator().manual_seed(0)
+    return sorted(
+        cs[i]
+        for cs in members.values()
+        for i in torch.randperm(len(cs), generator=generator).tolist()[: max(1, len(cs) // 3)]
+    )
+
+
+def without(model: nn.Module, removed: Mapping[Channels, Sequence[int]]) -> nn.Module:
+    """A copy from which these channels are removed."""
+    small = copy.deepcopy(model)
+    for edit in removal(model, removed):
+        edit.apply(small)
+    return small
 
 
 def parity(model: nn.Module, example: Any, removed: Mapping[Channels, Sequence[int]]) -> float:
     """The largest difference between channels removed and the same channels silenced, relative to the outputs."""
-    masked, small = copy.deepcopy(model), copy.deepcopy(model)
+    masked, small = copy.deepcopy(model), without(model, removed)
     for channels, which in removed.items():
         zero_channels(masked, channels, which)
-    for edit in removal(model, removed):
-        edit.apply(small)
     with evaluating(masked), evaluating(small):
         return relative_gap(call(masked, example), call(small, example))
 
@@ -136,7 +193,7 @@ def parity_of_plan(source: nn.Module, edits: Sequence[Edit], example: Any) -> fl
 def relative_gap(expected: Any, got: Any) -> float:
     """max |got - expected| / max |expected| over all output tensors; inf where the shapes differ."""
     worst = 0.0
-    for a, b in zip(_tensors(expected), _tensors(got), strict=True):
+    for a, b in zip(tensors_of(expected), tensors_of(got), strict=True):
         if a.shape != b.shape:
             return float("inf")
         if a.is_floating_point() and a.numel():
@@ -144,8 +201,3 @@ def relative_gap(expected: Any, got: Any) -> float:
             gap = float((a.double() - b.double()).abs().max()) / scale
             worst = max(worst, gap if gap == gap else float("inf"))
     return worst
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    output = output.to_tuple() if hasattr(output, "to_tuple") else output
-    return [t for t in tree_leaves(output) if isinstance(t, Tensor)]

@@ -123,7 +123,7 @@ def _same(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     """Entry by entry: the labels stay. (Whether a zero stays a zero is checked on the numbers afterwards.)"""
     labels = tracer.of(args[0])
     if labels is not None:
-        tracer.set(out, labels)
+        tracer.set(tree_leaves(out)[0], labels)
 
 
 def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -156,9 +156,7 @@ def _spread(shape: Sequence[int], labels: Array) -> bool:
     return all(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
 
 
-def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entries change places: the same operation moves their labels. What joins them without a label is fixed."""
-
+def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
     def full(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(full(v) for v in value)
@@ -171,19 +169,34 @@ def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         return torch.from_numpy(np.ascontiguousarray(labels)).expand(value.shape).contiguous()
 
     moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
-    for result, labels in zip(tree_leaves(out), tree_leaves(moved), strict=True):
-        tracer.set(result, compact(labels.numpy()))
+    return [compact(labels.numpy()) for labels in tree_leaves(moved)]
+
+
+def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries change places: the same operation moves their labels. What joins them without a label is fixed."""
+    for result, labels in zip(tree_leaves(out), _moved(tracer, func, args, kwargs), strict=True):
+        tracer.set(result, labels)
+
+
+def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Tensors side by side. Along another axis than the channels (tokens, say), channel i of one is channel i of all."""
+    (labels,) = _moved(tracer, func, args, kwargs)
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if labels.shape[axis] > 1 and labels.size > labels.shape[axis]:
+        first = labels.take([0], axis=axis)
+        tracer.labels.unite(labels, first)
+        labels = first
+    tracer.set(out, labels)
 
 
 def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Parts of a tensor by position: fine along other axes; along the channels it depends on their number."""
-    labels, axis = tracer.of(args[0]), kwargs.get("dim", 0)
+    """Parts of a tensor by position, or all of it rolled: along the channels that depends on their number."""
+    labels, name = tracer.of(args[0]), func.overloadpacket.__name__
     assert labels is not None
-    if func.overloadpacket.__name__ in ("slice", "select") and len(args) > 1:
-        axis = args[1]
-    elif len(args) > 2:
-        axis = args[2]
-    if labels.shape[axis % labels.ndim] > 1 and any(t.shape != args[0].shape for t in tree_leaves(out)):
+    position = 1 if name in ("slice", "select", "unbind") else 2
+    axes = kwargs.get("dim", args[position] if len(args) > position else range(labels.ndim) if name == "roll" else 0)
+    changed = name == "roll" or any(t.shape != args[0].shape for t in tree_leaves(out))
+    if changed and any(labels.shape[axis] > 1 for axis in ([axes] if isinstance(axes, int) else axes)):
         tracer.labels.fix(labels, "taken apart by position")
     _move(tracer, func, args, kwargs, out)
 
@@ -203,6 +216,8 @@ def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
     assert labels is not None
     for i in range(0, len(amounts), 2):
         axis = labels.ndim - 1 - i // 2
+        if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # padding by less than nothing cuts off
+            return tracer.labels.fix(labels, "taken apart by position")
         if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
             nothing = tracer.labels.fresh(1)
             tracer.labels.fix(nothing, "joined with padding")
@@ -215,7 +230,8 @@ def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
 def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """A reduction over axes: channels that are mixed with each other are fixed."""
     labels, result = tracer.of(args[0]), tree_leaves(out)[0]
-    dims = kwargs.get("dim", args[1] if len(args) > 1 and not isinstance(args[1], (bool, torch.dtype)) else None)
+    position = 2 if "norm" in func.overloadpacket.__name__ else 1  # behind the order of a norm
+    dims = kwargs.get("dim", args[position] if len(args) > position else None)
     if labels is None:
         return _unknown(tracer, func, args, kwargs, out)
     axes = (
@@ -224,7 +240,7 @@ def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, An
         else [d % labels.ndim for d in ([dims] if isinstance(dims, int) else dims)]
     )
     if any(labels.shape[axis] > 1 for axis in axes):
-        tracer.labels.fix(labels, f"{func.overloadpacket.__name__} mixes the channels")
+        tracer.labels.fix(labels, f"{func.overloadpacket.__name__.strip('_')} mixes the channels")
         return
     kept = labels if result.ndim == labels.ndim else labels.squeeze(tuple(axes))
     tracer.set(result, kept.reshape(kept.shape if kept.ndim == result.ndim else (1,) * result.ndim))
@@ -235,7 +251,7 @@ def _along(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     labels = tracer.of(args[0])
     assert labels is not None
     if labels.shape[args[1] % labels.ndim] > 1:
-        tracer.labels.fix(labels, f"{func.overloadpacket.__name__} mixes the channels")
+        tracer.labels.fix(labels, f"{func.overloadpacket.__name__.strip('_')} mixes the channels")
     tracer.set(out, labels)
 
 
@@ -254,24 +270,32 @@ def _product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
 
 
 def _attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    tracer.fix(args[:3], "attention splits the channels into heads")
+    """Queries and keys are summed over; the values' channels stay themselves unless they are split into heads."""
+    tracer.fix(args[:2], "attention sums over the channels")
     labels = tracer.of(args[2])
-    if labels is not None and labels.shape[-2] == 1:
+    if labels is not None and labels.size == labels.shape[-1]:
         tracer.set(tree_leaves(out)[0], labels)
+    else:
+        tracer.fix(args[2:3], "attention splits the channels into heads")
 
 
 _NAMES: dict[Rule, str] = {
     _same: """
         relu hardtanh relu6 silu gelu sigmoid hardsigmoid hardswish tanh leaky_relu elu selu celu softplus mish neg exp sqrt
         rsqrt reciprocal abs clamp clamp_min clamp_max to _to_copy clone detach alias contiguous lift_fresh log log1p erf sin
-        cos square sign round floor dropout native_dropout
+        cos square sign round floor ceil trunc expm1 tan atan threshold hardshrink softshrink logical_not nan_to_num dropout
+        native_dropout
     """,
-    _meet: "add sub mul div maximum minimum where pow lerp addcmul rsub",
+    _meet: """
+        add sub mul div maximum minimum where pow lerp addcmul addcdiv rsub gt ge lt le eq ne masked_fill logical_and
+        logical_or
+    """,
     _move: """
-        view _unsafe_view reshape _reshape_alias permute transpose t cat stack expand unsqueeze squeeze roll repeat flip
-        movedim flatten unflatten pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle swapaxes
+        view _unsafe_view reshape _reshape_alias permute transpose t expand unsqueeze squeeze repeat flip movedim
+        flatten unflatten pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle swapaxes
     """,
-    _part: "slice select split split_with_sizes unbind chunk narrow",
+    _join: "cat stack",
+    _part: "slice select split split_with_sizes unbind chunk narrow roll",
     _pool: """
         max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d

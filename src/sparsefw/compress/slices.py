@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compress.attention import PlainAttention
-from sparsefw.compress.channels import EACH, HEADS, IN, OUT
-from sparsefw.compress.layers import BATCH_NORMS, TRANSPOSED, AnyConv, groups_of, weight_of
+from sparsefw.compress.channels import EACH, HEADS, IN, OUT, SEPARATE_NORMS
+from sparsefw.compress.layers import TRANSPOSED, AnyConv, groups_of, weight_of
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
@@ -33,7 +33,7 @@ def size(model: nn.Module, name: str, side: str) -> int:
         return module.out_features if side == OUT else module.in_features
     if isinstance(module, AnyConv):
         return module.out_channels if side == OUT else module.in_channels
-    return int(module.num_features if isinstance(module, BATCH_NORMS) else module.num_parameters)
+    return int(module.num_features if isinstance(module, SEPARATE_NORMS) else module.num_parameters)
 
 
 def keep_out(layer: nn.Module, kept: list[int]) -> None:
@@ -79,7 +79,7 @@ def keep_each(module: nn.Module, kept: list[int]) -> None:
     for name in ("weight", "bias", "running_mean", "running_var"):
         if isinstance(getattr(module, name, None), Tensor):
             _set(module, name, take(_tensor(module, name), 0, kept))
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, SEPARATE_NORMS):
         module.num_features = len(kept)
     elif isinstance(module, nn.PReLU):
         module.num_parameters = len(kept)
