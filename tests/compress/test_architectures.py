@@ -1,0 +1,171 @@
+"""Every architecture of the zoo, compressed in every way: smaller, equal to the dense one with the same channels silent."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from compress.zoo import FILTERS, KINDS, RANK, WEIGHTS, ZOO, Architecture, share_removable
+from sparsefw.compress import Compressed, compress
+from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.channels import tensors_of
+from sparsefw.compress.export import export_onnx
+from sparsefw.compress.filters import relative_gap, removable_channels, silence
+from sparsefw.compress.layers import as_matrices, call, evaluating, set_weight
+from sparsefw.compress.lowrank import truncate
+from sparsefw.compress.plan import Keep, Split, Truncate
+from sparsefw.compress.slices import size
+
+NO_LAYER = "BatchNorm statistics"  # of a plan without calibration, which says so
+
+
+def listed(architectures: tuple[Architecture, ...], slow: str = "slow") -> list[Any]:
+    marks = {True: [pytest.mark.slow], False: []}
+    return [
+        pytest.param(a, id=a.name, marks=marks[a.slow or (slow == "export" and not a.export)]) for a in architectures
+    ]
+
+
+def built(architecture: Architecture) -> tuple[nn.Module, Any]:
+    if architecture.missing:
+        pytest.skip(architecture.missing)
+    return architecture.make(), architecture.inputs()
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """All of a model that compressing it must not change, hooks and patched methods included."""
+    modules = dict(model.named_modules())
+    return {
+        "tensors": {name: t.clone() for name, t in model.state_dict().items()},
+        "layouts": {name: t.stride() for name, t in model.state_dict().items()},
+        "frozen": {name: p.requires_grad for name, p in model.named_parameters()},
+        "gradients": {name: p.grad for name, p in model.named_parameters()},
+        "modes": {name: m.training for name, m in modules.items()},
+        "hooks": {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in modules.items()},
+        "attributes": {name: sorted(vars(m)) for name, m in modules.items()},
+    }
+
+
+def assert_unchanged(before: dict[str, Any], model: nn.Module) -> None:
+    after = state(model)
+    assert list(before["tensors"]) == list(after["tensors"])
+    for name, tensor in before.pop("tensors").items():
+        assert torch.equal(tensor, after["tensors"][name]), name
+    del after["tensors"]
+    assert before == after
+
+
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    with evaluating(model):
+        return tensors_of(call(model, inputs))
+
+
+def silenced(dense: nn.Module, small: Compressed) -> nn.Module:
+    """The dense model with the channels silent that were removed from the small one: its side of every layer at 0."""
+    masked = plain_attention(copy.deepcopy(dense))
+    for edit in small.plan.edits:
+        if isinstance(edit, Keep):
+            gone = sorted(set(range(size(masked, edit.layer, edit.side))) - set(edit.kept))
+            silence(masked, edit.layer, edit.side, gone)
+    return masked
+
+
+def truncated(dense: nn.Module, small: Compressed) -> nn.Module:
+    """The dense model with the ranks of the small one, in one layer each."""
+    low = plain_attention(copy.deepcopy(dense))
+    for edit in small.plan.edits:
+        if isinstance(edit, (Split, Truncate)):
+            layer = low.get_submodule(edit.layer)
+            set_weight(layer, truncate(as_matrices(layer), edit.rank))
+    return low
+
+
+@pytest.mark.parametrize("architecture", listed(ZOO))
+def test_filters_rank_and_weights(architecture):
+    dense, inputs = built(architecture)
+    before, kept_inputs = state(dense), copy.deepcopy(inputs)
+    expected = outputs(dense, inputs)
+    assert all(bool(t.isfinite().all()) and float(t.abs().max()) > 0.01 for t in expected)
+    for kind in KINDS:
+        if kind in architecture.refused:
+            with pytest.raises(ValueError, match=architecture.refused[kind]) as caught:
+                compress(dense, example=inputs, **{kind: 0.5})
+            assert "\n" not in str(caught.value)
+            continue
+        small = compress(dense, example=inputs, **{kind: 0.5})
+        assert_unchanged(dict(before), dense)
+        got = outputs(small.model, inputs)
+        assert [t.shape for t in got] == [t.shape for t in expected]
+        if kind == WEIGHTS:
+            assert small.costs.bytes < 0.75 * small.dense.bytes or architecture.refused
+            assert small.costs.bytes < small.dense.bytes
+            continue
+        assert small.costs.parameters < 0.95 * small.dense.parameters
+        assert small.costs.macs < 0.95 * small.dense.macs
+        if kind == FILTERS:
+            assert relative_gap(outputs(silenced(dense, small), inputs), got) <= 1e-5
+            check_reasons(architecture, small)
+        else:
+            assert relative_gap(outputs(truncated(dense, small), inputs), got) <= 1e-4
+    for old, new in zip(tensors_of(kept_inputs), tensors_of(inputs), strict=True):
+        assert torch.equal(old, new)
+
+
+def check_reasons(architecture: Architecture, small: Compressed) -> None:
+    """What is left says why in one line, and for the reasons that are known, no other."""
+    reasons = {u.reason for u in small.plan.untouched if u.layer != NO_LAYER}
+    assert not any("\n" in reason for reason in reasons)
+    for reason in reasons:
+        assert any(known in reason for known in architecture.left), reason
+    for known in architecture.left:
+        assert any(known in reason for reason in reasons), known
+
+
+@pytest.mark.parametrize("architecture", listed(ZOO))
+def test_how_much_is_removable(architecture):
+    dense, inputs = built(architecture)
+    dense = plain_attention(dense)
+    before = state(dense)
+    found = removable_channels(dense, inputs)
+    assert_unchanged(before, dense)
+    assert round(100 * share_removable(found)) == architecture.removable
+
+
+@pytest.mark.parametrize("architecture", listed(ZOO))
+def test_the_small_network_can_be_trained(architecture):
+    """Also what only runs in training, such as auxiliary heads, fits the smaller network."""
+    dense, inputs = built(architecture)
+    small = compress(dense, example=inputs, **dict.fromkeys(set(architecture.kinds) - {WEIGHTS}, 0.3) or {WEIGHTS: 0.3})
+    results = [tensors_of(call(model.train(), inputs)) for model in (dense, small.model)]
+    assert [t.shape for t in results[0]] == [t.shape for t in results[1]]
+    sum(t.float().square().mean() for t in results[1]).backward()
+    gradients = [p.grad for p in small.model.parameters() if p.grad is not None]
+    assert len(gradients) > 0.9 * len(list(small.model.parameters()))
+    assert all(math.isfinite(float(g.sum())) for g in gradients)
+
+
+@pytest.mark.parametrize("architecture", listed(ZOO, slow="export"))
+def test_onnx(architecture, tmp_path):
+    pytest.importorskip("onnxruntime")
+    if not set(architecture.kinds) & {FILTERS, RANK}:
+        pytest.skip("has neither filters nor rank to compress")
+    dense, inputs = built(architecture)
+    small = compress(dense, example=inputs, filters=0.5, rank=0.5)
+    assert export_onnx(small.model, inputs, tmp_path / "small.onnx") <= 1e-4
+
+
+def test_all_three_together_on_a_transformer():
+    architecture = next(a for a in ZOO if a.name == "Llama")
+    dense, inputs = built(architecture)
+    small = compress(dense, example=inputs, filters=0.5, rank=0.5, weights=0.5)
+    assert small.costs.parameters < 0.75 * small.dense.parameters
+    assert small.costs.bytes < 0.5 * small.dense.bytes
+
+
+def test_the_list_is_of_different_networks():
+    assert len({a.name for a in ZOO}) == len(ZOO) >= 25
