@@ -36,6 +36,7 @@ from sparsefw.compress.files import (
 )
 from sparsefw.compress.filters import parity_of_plan
 from sparsefw.compress.latency import measure
+from sparsefw.compress.layers import is_channels_last
 from sparsefw.compress.packing import pack, unique_tensors, unpack
 from sparsefw.compress.plan import Plan
 from sparsefw.models import build_registered
@@ -103,10 +104,9 @@ def built_from(model: nn.Module) -> dict[str, Any] | None:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     """What a module is besides its tensors."""
-    channels_last = [n for n, p in model.named_parameters() if p.ndim == 4 and not p.is_contiguous()]
     return {
         "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
-        "channels_last": bool(channels_last),
+        "channels_last": any(is_channels_last(p) for p in model.parameters()),
         "training": model.training,
     }
 

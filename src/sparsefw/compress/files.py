@@ -93,9 +93,13 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(path))
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(path))
+    except SafetensorError as error:  # its name for a full disk
+        raise OSError(str(error)) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -37,6 +37,11 @@ def bias_of(layer: nn.Module) -> nn.Parameter | None:
     return bias
 
 
+def is_channels_last(tensor: Tensor) -> bool:
+    """Channels last and nothing else: kernels of 1 x 1, and of one input channel, are both at once and count as plain."""
+    return tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
 def channel_axis(module: nn.Module, x: Tensor) -> int:
     """Where the channels of an input or output of this layer are: last, before the kernel's axes, or behind the batch."""
     if isinstance(module, nn.Linear):

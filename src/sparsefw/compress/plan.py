@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -168,13 +168,25 @@ class Plan:
         return "\n".join([*lines, *(f"{u.layer}: left as it is: {u.reason}" for u in self.untouched)])
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_IS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": _is_count,
+    "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(map(_is_count, value)),
+}
+
+
 def _edit(entry: dict[str, Any]) -> Edit:
     word = entry.pop("edit")
     if word not in EDITS:
         raise ValueError(f"not a plan: unknown edit {word!r}")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    types = {f.name: str(f.type) for f in fields(EDITS[word])}  # type: ignore[arg-type]
     for name, value in values.items():
-        if not (isinstance(value, (str, int)) or all(isinstance(v, int) and v >= 0 for v in value)):
+        if name not in types or not _IS[types[name]](value):
             raise ValueError(f"not a plan: {word} of {entry.get('layer')!r} has {name} = {value!r}")
     return EDITS[word](**values)
 

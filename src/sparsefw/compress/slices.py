@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from sparsefw.compress.attention import PlainAttention
 from sparsefw.compress.channels import EACH, HEADS, IN, OUT, SEPARATE_NORMS
-from sparsefw.compress.layers import TRANSPOSED, AnyConv, groups_of, weight_of
+from sparsefw.compress.layers import TRANSPOSED, AnyConv, groups_of, is_channels_last, weight_of
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
     """Layer `name` keeps exactly the channels `kept` on that side."""
+    if not kept or max(kept) >= size(model, name, side):
+        raise IndexError(f"{name} has {size(model, name, side)} {side} channels, and cannot keep {list(kept[-3:])}")
     if side == EACH and name in dict(model.named_parameters()):
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, kept)
@@ -116,10 +118,7 @@ def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:
     """Slices of a tensor along an axis, in the tensor's own memory format."""
     with torch.no_grad():
         taken = tensor.index_select(axis, torch.as_tensor(indices, device=tensor.device))
-    channels_last = (
-        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
-    )
-    return taken.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return taken.contiguous(memory_format=torch.channels_last if is_channels_last(tensor) else torch.contiguous_format)
 
 
 def _keep_entries(owner: nn.Module, local: str, kept: Sequence[int]) -> None:
