@@ -90,6 +90,33 @@ def awake(model: nn.Module) -> nn.Module:
     return model
 
 
+class Net(nn.Module):
+    """A network in one expression: named layers or parameters, and a function of the network and its inputs."""
+
+    def __init__(self, run: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+        awake(self).eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
+    """Sets of channels as "layer.side ..." -> (how many, why fixed); "x4" behind a side that has four slots for each."""
+    rows: dict[str, tuple[int, str]] = {}
+    for channels in found:
+        sides = sorted(
+            f"{site.layer}.{site.side}" + (f"x{len(site.slots[0])}" if len(site.slots[0]) > 1 else "")
+            for site in channels.sites
+        )
+        assert " ".join(sides) not in rows, sides
+        rows[" ".join(sides)] = (channels.count, channels.fixed)
+    return rows
+
+
 def share_removable(found: Sequence[Channels]) -> float:
     """The share of removable channels, counted where they are written: a residual stream counts at every layer that adds."""
 

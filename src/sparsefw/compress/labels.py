@@ -190,12 +190,12 @@ def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Parts of a tensor by position, or all of it rolled: along the channels that depends on their number."""
+    """Parts of a tensor by position, or all of it rolled or shuffled: along the channels that depends on their number."""
     labels, name = tracer.of(args[0]), func.overloadpacket.__name__
     assert labels is not None
-    position = 1 if name in ("slice", "select", "unbind") else 2
-    axes = kwargs.get("dim", args[position] if len(args) > position else range(labels.ndim) if name == "roll" else 0)
-    changed = name == "roll" or any(t.shape != args[0].shape for t in tree_leaves(out))
+    position, reordered = 1 if name in ("slice", "select", "unbind") else 2, name.endswith(("roll", "shuffle"))
+    axes = kwargs.get("dim", args[position] if len(args) > position else range(labels.ndim) if reordered else 0)
+    changed = reordered or any(t.shape != args[0].shape for t in tree_leaves(out))
     if changed and any(labels.shape[axis] > 1 for axis in ([axes] if isinstance(axes, int) else axes)):
         tracer.labels.fix(labels, "taken apart by position")
     _move(tracer, func, args, kwargs, out)
@@ -292,10 +292,10 @@ _NAMES: dict[Rule, str] = {
     """,
     _move: """
         view _unsafe_view reshape _reshape_alias permute transpose t expand unsqueeze squeeze repeat flip movedim
-        flatten unflatten pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle swapaxes
+        flatten unflatten pixel_shuffle pixel_unshuffle swapaxes
     """,
     _join: "cat stack",
-    _part: "slice select split split_with_sizes unbind chunk narrow roll",
+    _part: "slice select split split_with_sizes unbind chunk narrow roll channel_shuffle native_channel_shuffle",
     _pool: """
         max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
