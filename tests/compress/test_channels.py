@@ -651,7 +651,7 @@ def test_attention_of_timm():
         awake(model).eval(),
         torch.randn(2, 6, 5),
         {
-            "0.outx8": (1, "1 (attention) reads them"),
+            "0.out": (8, "1 (attention) reads them"),
             "1.heads": (4, ""),
             "2.inx8": (1, "1 (attention) writes them"),
             "2.out": (3, OUTPUT),
