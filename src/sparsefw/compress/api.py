@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.compress.cost import Costs, costs
+from sparsefw.compress.cost import Costs, costs, dense_costs
 from sparsefw.compress.plan import Plan
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
@@ -106,7 +106,7 @@ def compress(
     small, edits, untouched = work.carry_out(amounts)
     small.train(model.training)
     plan = Plan((*work.unfused, *edits), tuple(untouched), request)
-    return Compressed(small, plan, costs(model, work.example), costs(small, work.example), model, work.example)
+    return Compressed(small, plan, dense_costs(model, work.example), costs(small, work.example), model, work.example)
 
 
 def _amounts(filters: Any, rank: Any, weights: Any) -> dict[str, float | tuple[int, int]]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compress.layers import call, evaluating
-from sparsefw.compress.packing import packed_bytes
+from sparsefw.compress.packing import packed_bytes, unique_tensors
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {
@@ -21,7 +21,7 @@ _CPU_ATTENTION = {
 @dataclass(frozen=True)
 class Costs:
     """parameters: all entries of all parameters, zeros included; macs: multiply-accumulates (not FLOPs, which are twice as
-    many) of one example's forward pass, per item of its batch; bytes: the weights' file, sparse tensors packed."""
+    many) of one example's forward pass, per item of its batch; bytes: of the weights in a file, sparse tensors packed."""
 
     parameters: int
     macs: int
@@ -29,7 +29,13 @@ class Costs:
 
 
 def costs(model: nn.Module, example: Any) -> Costs:
+    """Of a compressed model, as it is stored."""
     return Costs(parameters(model), macs(model, example), packed_bytes(model))
+
+
+def dense_costs(model: nn.Module, example: Any) -> Costs:
+    """Of a model as its user has it: nothing packed, whatever zeros training has left in it."""
+    return Costs(parameters(model), macs(model, example), sum(t.nbytes for t in unique_tensors(model).values()))
 
 
 def parameters(model: nn.Module) -> int:

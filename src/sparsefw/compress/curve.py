@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compress.cost import Costs, costs
+from sparsefw.compress.cost import Costs, costs, dense_costs
 from sparsefw.compress.latency import measure
 from sparsefw.compress.layers import as_matrices, is_layer, weight_of
 from sparsefw.compress.refit import Progress
@@ -114,7 +114,7 @@ def curve(
         CurvePoint(ratio, value, better, lost, size, ms)
         for ratio, (value, lost, size, ms), better in zip(ratios, plain, fitted, strict=True)
     )
-    return Curve(kind, form, dense, costs(work.dense, work.example), timed(work.dense), points)
+    return Curve(kind, form, dense, dense_costs(work.dense, work.example), timed(work.dense), points)
 
 
 def distance(dense: nn.Module, small: nn.Module) -> float:

@@ -30,7 +30,7 @@ from sparsefw.compress.artifact import (
     reshape,
     state_of,
 )
-from sparsefw.compress.cost import costs
+from sparsefw.compress.cost import costs, dense_costs
 from sparsefw.compress.files import (
     ArtifactError,
     check_hashes,
@@ -106,7 +106,7 @@ def save_elastic(
             "model": built_from(model),
             "state": state_of(model),
             "unfused": Plan(tuple(work.unfused)).to_json(),
-            "dense": asdict(costs(work.dense, work.example)),
+            "dense": asdict(dense_costs(work.dense, work.example)),
             "points": points,
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
             **environment(),

@@ -14,7 +14,7 @@ from sparsefw.compress.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensiti
 from sparsefw.compress.attention import plain_attention
 from sparsefw.compress.batchnorm import has_batch_norm, recalibrate_
 from sparsefw.compress.calibration import Calibration, device_of
-from sparsefw.compress.cost import costs
+from sparsefw.compress.cost import costs, dense_costs
 from sparsefw.compress.filters import relative_gap
 from sparsefw.compress.latency import share_of_latency
 from sparsefw.compress.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, shared_layers
@@ -222,7 +222,7 @@ class Workshop:
         driven: Sequence[str],
         evaluate: Callable[[nn.Module], float] | None,
     ) -> float:
-        dense = costs(self.source, self.example)
+        dense = dense_costs(self.source, self.example)
 
         def compressed(level: float, recover: bool) -> nn.Module:
             return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]

@@ -1,0 +1,134 @@
+"""Which architectures can be compressed how: the trials of the tests' zoo, written down as docs/support.md.
+
+python benchmarks/support_matrix.py [--only NAME ...] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import re
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from compress.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
+from sparsefw.compress.attention import plain_attention  # noqa: E402
+from sparsefw.compress.export import ExportError, export_onnx  # noqa: E402
+from sparsefw.compress.filters import removable_channels  # noqa: E402
+
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime")
+COLUMNS = ("architecture", "removable", "filters=0.5", "rank=0.5", "weights=0.5", "ONNX", "left as it is")
+INTRODUCTION = """\
+# What can be compressed
+
+Written by `python benchmarks/support_matrix.py` on {day}, with {versions}.
+`tests/compress/test_architectures.py` asserts the same of the same networks. They are shallower or narrower than published
+where a note says so, and have random weights; batch norms have statistics of their own, and no layer is 0.
+
+- *removable*: the share of channels that can be removed, counted at every layer that writes them.
+- *filters*, *rank*: parameters / MACs of the compressed network, as shares of the dense one's. It differs by less than
+  {tolerance:g} of its largest output from the dense network with the same channels silent, or with weights of the same rank.
+- *weights*: bytes on disk, as a share of the dense network's.
+- *ONNX*: how far onnxruntime is from the network compressed by filters and rank together, relative to its largest output.
+- *left as it is*: what the plan of filters lists as untouched, other than the outputs of the network.
+
+"""
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Row:
+    architecture: Architecture
+    removable: float
+    trials: dict[str, Trial]
+    onnx: str
+
+    def cells(self) -> list[str]:
+        note = f" ({self.architecture.note})" if self.architecture.note else ""
+        kinds = [_cell(kind, self.trials[kind]) for kind in KINDS]
+        return [self.architecture.name + note, f"{self.removable:.0%}", *kinds, self.onnx, self._left()]
+
+    def _left(self) -> str:
+        small = self.trials[FILTERS].small
+        if small is None:
+            return self.trials[FILTERS].refused
+        reasons = Counter(_general(u.reason) for u in small.plan.untouched if u.layer != "BatchNorm statistics")
+        return "; ".join(reason for reason in reasons if reason != "the model's output") or "nothing"
+
+
+def _general(reason: str) -> str:
+    """Without the name of the layer: "features.0.1 (LayerNorm2d) averages over them" -> "LayerNorm2d averages over them"."""
+    return re.sub(r"^\S+ \((\w+)\)", r"\1", reason)
+
+
+def _cell(kind: str, trial: Trial) -> str:
+    small = trial.small
+    if small is None:
+        return "no"
+    if kind not in (FILTERS, RANK):
+        return f"{small.costs.bytes / small.dense.bytes:.0%}"
+    if not trial.gap <= TOLERANCE:
+        raise SystemExit(f"{kind}: the compressed network is off by {trial.gap:g}")
+    return f"{small.costs.parameters / small.dense.parameters:.0%} / {small.costs.macs / small.dense.macs:.0%}"
+
+
+def examine(architecture: Architecture) -> Row:
+    dense, inputs = architecture.make(), architecture.inputs()
+    trials = {kind: attempt(dense, inputs, **{kind: 0.5}) for kind in KINDS}
+    both = attempt(
+        dense, inputs, **{kind: 0.5 for kind in (FILTERS, RANK) if trials[kind].small is not None or kind == FILTERS}
+    )
+    share = share_removable(removable_channels(plain_attention(dense), inputs))
+    return Row(architecture, share, trials, _onnx(both, inputs))
+
+
+def _onnx(trial: Trial, inputs: object) -> str:
+    if trial.small is None:
+        return "not tried"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return f"{export_onnx(trial.small.model, inputs, Path(folder) / 'small.onnx'):.0e}"
+        except ExportError as error:
+            return str(error)
+
+
+def versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {package}")
+    return ", ".join(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="names of architectures; the default is all")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "support.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    for architecture in ZOO:
+        if options.only and architecture.name not in options.only:
+            continue
+        if architecture.missing:
+            raise SystemExit(f"{architecture.name}: {architecture.missing}")
+        lines.append(f"| {' | '.join(examine(architecture).cells())} |")
+        print(lines[-1], flush=True)
+    text = INTRODUCTION.format(day=date.today(), versions=versions(), tolerance=TOLERANCE)
+    options.output.write_text(text + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
