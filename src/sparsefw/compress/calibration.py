@@ -116,10 +116,11 @@ def add_over_ranks(tensors: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 in float32: TF32 would lose what a least-squares solution needs."""
+    """Products and convolutions of float32 in float32: TF32 loses what a least-squares solution or a comparison needs."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(before)

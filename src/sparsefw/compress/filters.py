@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sparsefw.compress import slices
 from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.calibration import full_precision
 from sparsefw.compress.channels import (
     HEADS,
     IN,
@@ -26,6 +28,7 @@ from sparsefw.compress.channels import (
 )
 from sparsefw.compress.layers import AnyConv, call, evaluating
 from sparsefw.compress.plan import Edit, Keep
+from sparsefw.geometry.precision import HALF
 
 
 def removal(model: nn.Module, removed: Mapping[Channels, Sequence[int]]) -> list[Edit]:
@@ -170,8 +173,17 @@ def parity(model: nn.Module, example: Any, removed: Mapping[Channels, Sequence[i
     masked, small = copy.deepcopy(model), without(model, removed)
     for channels, which in removed.items():
         zero_channels(masked, channels, which)
-    with evaluating(masked), evaluating(small):
-        return relative_gap(call(masked, example), call(small, example))
+    return gap_between(masked, small, example)
+
+
+def gap_between(expected: nn.Module, got: nn.Module, example: Any) -> float:
+    """relative_gap of two models' outputs, computed in at least float32 and without TF32, so that it tells them apart."""
+    half = any(p.dtype in HALF for p in expected.parameters())
+    if half:
+        expected, got = (copy.deepcopy(model).float() for model in (expected, got))
+        example = tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.dtype in HALF else t, example)
+    with evaluating(expected), evaluating(got), full_precision():
+        return relative_gap(call(expected, example), call(got, example))
 
 
 def parity_of_plan(source: nn.Module, edits: Sequence[Edit], example: Any) -> float:
@@ -186,8 +198,7 @@ def parity_of_plan(source: nn.Module, edits: Sequence[Edit], example: Any) -> fl
             gone = sorted(set(range(slices.size(masked, edit.layer, edit.side))) - set(edit.kept))
             silence(masked, edit.layer, edit.side, gone)
             edit.apply(small)
-    with evaluating(masked), evaluating(small):
-        return relative_gap(call(masked, example), call(small, example))
+    return gap_between(masked, small, example)
 
 
 def relative_gap(expected: Any, got: Any) -> float:
