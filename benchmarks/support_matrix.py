@@ -17,11 +17,13 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from torch import nn
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from compress.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
+from sparsefw.compress import compress  # noqa: E402
 from sparsefw.compress.attention import plain_attention  # noqa: E402
 from sparsefw.compress.export import ExportError, export_onnx  # noqa: E402
 from sparsefw.compress.filters import removable_channels  # noqa: E402
@@ -85,19 +87,15 @@ def _cell(kind: str, trial: Trial) -> str:
 def examine(architecture: Architecture) -> Row:
     dense, inputs = architecture.make(), architecture.inputs()
     trials = {kind: attempt(dense, inputs, **{kind: 0.5}) for kind in KINDS}
-    both = attempt(
-        dense, inputs, **{kind: 0.5 for kind in (FILTERS, RANK) if trials[kind].small is not None or kind == FILTERS}
-    )
-    share = share_removable(removable_channels(plain_attention(dense), inputs))
-    return Row(architecture, share, trials, _onnx(both, inputs))
+    supported = {kind: 0.5 for kind in (FILTERS, RANK) if trials[kind].small is not None}
+    onnx = _onnx(compress(dense, example=inputs, **supported).model, inputs) if supported else "nothing to export"
+    return Row(architecture, share_removable(removable_channels(plain_attention(dense), inputs)), trials, onnx)
 
 
-def _onnx(trial: Trial, inputs: object) -> str:
-    if trial.small is None:
-        return "not tried"
+def _onnx(small: nn.Module, inputs: object) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return f"{export_onnx(trial.small.model, inputs, Path(folder) / 'small.onnx'):.0e}"
+            return f"{export_onnx(small, inputs, Path(folder) / 'small.onnx'):.0e}"
         except ExportError as error:
             return str(error)
 

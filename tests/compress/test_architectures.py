@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from compress.zoo import FILTERS, KINDS, RANK, WEIGHTS, ZOO, Architecture, share_removable
+from compress.zoo import FILTERS, KINDS, RANK, WEIGHTS, ZOO, Architecture, attempt, outputs, share_removable
 from sparsefw.compress import Compressed, compress
 from sparsefw.compress.attention import plain_attention
 from sparsefw.compress.channels import tensors_of
 from sparsefw.compress.export import export_onnx
-from sparsefw.compress.filters import relative_gap, removable_channels, silence
-from sparsefw.compress.layers import as_matrices, call, evaluating, set_weight
-from sparsefw.compress.lowrank import truncate
-from sparsefw.compress.plan import Keep, Split, Truncate
-from sparsefw.compress.slices import size
+from sparsefw.compress.filters import removable_channels
+from sparsefw.compress.layers import call
 
 NO_LAYER = "BatchNorm statistics"  # of a plan without calibration, which says so
 
@@ -60,31 +58,6 @@ def assert_unchanged(before: dict[str, Any], model: nn.Module) -> None:
     assert before == after
 
 
-def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
-    with evaluating(model):
-        return tensors_of(call(model, inputs))
-
-
-def silenced(dense: nn.Module, small: Compressed) -> nn.Module:
-    """The dense model with the channels silent that were removed from the small one: its side of every layer at 0."""
-    masked = plain_attention(copy.deepcopy(dense))
-    for edit in small.plan.edits:
-        if isinstance(edit, Keep):
-            gone = sorted(set(range(size(masked, edit.layer, edit.side))) - set(edit.kept))
-            silence(masked, edit.layer, edit.side, gone)
-    return masked
-
-
-def truncated(dense: nn.Module, small: Compressed) -> nn.Module:
-    """The dense model with the ranks of the small one, in one layer each."""
-    low = plain_attention(copy.deepcopy(dense))
-    for edit in small.plan.edits:
-        if isinstance(edit, (Split, Truncate)):
-            layer = low.get_submodule(edit.layer)
-            set_weight(layer, truncate(as_matrices(layer), edit.rank))
-    return low
-
-
 @pytest.mark.parametrize("architecture", listed(ZOO))
 def test_filters_rank_and_weights(architecture):
     dense, inputs = built(architecture)
@@ -92,26 +65,23 @@ def test_filters_rank_and_weights(architecture):
     expected = outputs(dense, inputs)
     assert all(bool(t.isfinite().all()) and float(t.abs().max()) > 0.01 for t in expected)
     for kind in KINDS:
-        if kind in architecture.refused:
-            with pytest.raises(ValueError, match=architecture.refused[kind]) as caught:
-                compress(dense, example=inputs, **{kind: 0.5})
-            assert "\n" not in str(caught.value)
-            continue
-        small = compress(dense, example=inputs, **{kind: 0.5})
+        trial = attempt(dense, inputs, **{kind: 0.5})
         assert_unchanged(dict(before), dense)
-        got = outputs(small.model, inputs)
-        assert [t.shape for t in got] == [t.shape for t in expected]
+        if kind in architecture.refused:
+            assert architecture.refused[kind] in trial.refused
+            assert "\n" not in trial.refused
+            continue
+        small = trial.small
+        assert small is not None, trial.refused
+        assert [t.shape for t in outputs(small.model, inputs)] == [t.shape for t in expected]
         if kind == WEIGHTS:
-            assert small.costs.bytes < 0.75 * small.dense.bytes or architecture.refused
             assert small.costs.bytes < small.dense.bytes
             continue
         assert small.costs.parameters < 0.95 * small.dense.parameters
         assert small.costs.macs < 0.95 * small.dense.macs
+        assert trial.gap <= (1e-5 if kind == FILTERS else 1e-4)
         if kind == FILTERS:
-            assert relative_gap(outputs(silenced(dense, small), inputs), got) <= 1e-5
             check_reasons(architecture, small)
-        else:
-            assert relative_gap(outputs(truncated(dense, small), inputs), got) <= 1e-4
     for old, new in zip(tensors_of(kept_inputs), tensors_of(inputs), strict=True):
         assert torch.equal(old, new)
 
@@ -167,5 +137,7 @@ def test_all_three_together_on_a_transformer():
     assert small.costs.bytes < 0.5 * small.dense.bytes
 
 
-def test_the_list_is_of_different_networks():
-    assert len({a.name for a in ZOO}) == len(ZOO) >= 25
+def test_the_support_matrix_is_of_this_list():
+    text = (Path(__file__).parents[2] / "docs" / "support.md").read_text()
+    _, *rows = [line.split(" | ")[:2] for line in text.splitlines() if line.startswith("| ")]
+    assert rows == [[f"| {a.name} ({a.note})" if a.note else f"| {a.name}", f"{a.removable}%"] for a in ZOO]

@@ -492,6 +492,33 @@ def test_layers_that_nothing_reaches_say_so():
     check(model, image(), {"a.out b.in": (8, ""), "b.out": (4, OUTPUT), "aux.out": (4, reason)})
 
 
+def test_sizes_in_code_that_only_training_reaches_are_found():
+    model = Net(
+        lambda m, x: m.aux(m.a(x).reshape(2, 8, 36).mean(2)) if m.training else m.b(m.a(x)),
+        a=nn.Conv2d(3, 8, 1),
+        b=nn.Conv2d(8, 4, 1),
+        aux=nn.Linear(8, 4),
+    )
+    rows = table(removable_channels(model, image()))
+    assert rows["a.out aux.in b.in"] == (8, "the model does not run with fewer of them (RuntimeError)")
+
+
+def test_sets_that_can_go_only_one_at_a_time_stay():
+    def run(m: Net, x: Tensor) -> Tensor:
+        a, b = m.a(x), m.b(x)
+        if a.shape[1] < 8 and b.shape[1] < 8:
+            raise RuntimeError("one of them has to be whole")
+        return m.c(a) + m.d(b)
+
+    parts = {name: nn.Conv2d(*sizes, 1) for name, sizes in dict(a=(3, 8), b=(3, 8), c=(8, 4), d=(8, 4)).items()}
+    reason = "the model does not run with fewer of them (RuntimeError)"
+    check(
+        Net(run, **parts),
+        image(),
+        {"a.out c.in": (8, reason), "b.out d.in": (8, reason), "c.out d.out": (4, OUTPUT)},
+    )
+
+
 def test_following_leaves_the_random_numbers_alone():
     model = Net(
         lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training)) if not m.training else m.c(F.dropout(m.a(x))),

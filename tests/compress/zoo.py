@@ -1,10 +1,12 @@
-"""Architectures that compression is tried on, each with what is expected of it. The support matrix is made from this list.
+"""Architectures that compression is tried on, each with what is expected of it, and the trial itself.
 
-All are built with random weights, shallower or narrower than published where that makes no difference to what is tested.
+The tests assert on what the trials give, and benchmarks/support_matrix.py writes it down. All networks are built with random
+weights, shallower or narrower than published where that makes no difference to what is tested.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -15,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compress.channels import Channels
+from sparsefw.compress import Compressed, compress
+from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.channels import Channels, tensors_of
+from sparsefw.compress.filters import relative_gap, silence
+from sparsefw.compress.layers import as_matrices, call, evaluating, set_weight
+from sparsefw.compress.lowrank import truncate
+from sparsefw.compress.plan import Keep, Split, Truncate
+from sparsefw.compress.slices import size
 from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"
@@ -115,6 +124,43 @@ def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
         assert " ".join(sides) not in rows, sides
         rows[" ".join(sides)] = (channels.count, channels.fixed)
     return rows
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kind of compression of one network: the line that refuses it, or the result and how far it is from what it should be.
+
+    gap is relative to the largest output: for filters to the dense network with the same channels silent, for rank to the
+    dense network with weights of the same rank, each in one layer; for weights there is nothing to compare with.
+    """
+
+    refused: str = ""
+    small: Compressed | None = None
+    gap: float = 0.0
+
+
+def attempt(dense: nn.Module, inputs: Any, **amounts: float) -> Trial:
+    try:
+        small = compress(dense, example=inputs, **amounts)
+    except ValueError as error:
+        return Trial(refused=str(error))
+    same = plain_attention(copy.deepcopy(dense))
+    for edit in small.plan.edits:
+        if isinstance(edit, Keep):
+            gone = sorted(set(range(size(same, edit.layer, edit.side))) - set(edit.kept))
+            silence(same, edit.layer, edit.side, gone)
+        elif isinstance(edit, (Split, Truncate)):
+            layer = same.get_submodule(edit.layer)
+            set_weight(layer, truncate(as_matrices(layer), edit.rank))
+    comparable = "weights" not in amounts
+    return Trial(
+        small=small, gap=relative_gap(outputs(same, inputs), outputs(small.model, inputs)) if comparable else 0.0
+    )
+
+
+def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
+    with evaluating(model):
+        return tensors_of(call(model, inputs))
 
 
 def share_removable(found: Sequence[Channels]) -> float:

@@ -16,9 +16,8 @@ from sparsefw.compress.layers import replace
 class PlainAttention(nn.Module):
     """Scaled dot-product attention of `heads` heads of size `head_size`, called like nn.MultiheadAttention."""
 
-    in_proj_bias = (
-        None  # what nn.TransformerEncoderLayer looks at: without, it does not reach past the layers for weights
-    )
+    # nn.TransformerEncoderLayer looks for this one: where it is None, it calls its layers instead of a fused kernel.
+    in_proj_bias = None
 
     def __init__(
         self,
@@ -116,9 +115,8 @@ def unfuse(model: nn.Module, name: str) -> None:
         if module is old:
             replace(model, other, new)
         elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = (
-                False  # else, given a padding mask, it would hand on what plain layers cannot take
-            )
+            # Given a padding mask it would hand on nested tensors, which plain layers cannot take.
+            module.use_nested_tensor = False
 
 
 def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
