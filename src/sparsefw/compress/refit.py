@@ -157,7 +157,7 @@ def _solve_right(moments: Tensor, gram: Tensor) -> Tensor:
     """moments @ gram^-1 for a positive definite gram."""
     factor, failed = torch.linalg.cholesky_ex(gram)
     if bool(failed.any()):  # rounding made it indefinite: inputs that repeat each other exactly
-        return torch.linalg.lstsq(gram, moments.mT).solution.mT
+        return moments @ torch.linalg.pinv(gram, hermitian=True)
     return torch.cholesky_solve(moments.mT, factor).mT
 
 
@@ -179,7 +179,10 @@ def _collect(
     layer = dense.get_submodule(name)
     sums: list[list[Sums | None]] = [[None, None] for _ in points]
     rank, ranks = rank_of()
-    with evaluating(dense):
+    with (
+        evaluating(dense),
+        batch_statistics(dense),
+    ):  # as the points below: where nothing was removed, both see the same
         for number, inputs in enumerate(calibration):
             number = number * ranks + rank  # batches dealt to several processes are chosen from as in a single one
             output = until(dense, layer, inputs, output=True)
@@ -250,10 +253,10 @@ def best_rank(solution: Solution, rank: int) -> Tensor:
     return U @ (U.mT @ w)
 
 
-def on_support(solution: Solution, mask: Tensor, start: Tensor, iterations: int = 200) -> Tensor:
+def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tensor:
     """argmin over weights that vanish outside of the mask: w gram = moments on every row's support, by conjugate gradients."""
     gram, diagonal = solution.gram, solution.gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
-    w = torch.where(mask, start, 0)
+    w = torch.where(mask, solution.weight, 0)
     residual = torch.where(mask, solution.moments - w @ gram, 0)
     direction = residual / diagonal
     old = (residual * direction).sum(-1, keepdim=True)
@@ -264,7 +267,7 @@ def on_support(solution: Solution, mask: Tensor, start: Tensor, iterations: int 
         w, residual = w + step * direction, residual - step * curved
         scaled = residual / diagonal
         new = (residual * scaled).sum(-1, keepdim=True)
-        if float(new.max() / first) < 1e-18:  # squared: the weights are then right to about 1e-8
+        if float(new.max() / first) < 1e-18:  # of squares: weights right to 1e-6 or better
             break
         direction, old = scaled + new / old.clamp(min=1e-300) * direction, new
     return w

@@ -283,7 +283,7 @@ class SparseWeights(Stage):
                 set_weight(layer, solution.weight)
                 return solution.weight
             support = as_matrices(layer) != 0  # also zeros that were there before stay
-            weight = on_support(solution, support, as_matrices(self.layers[name]).detach().double())
+            weight = on_support(solution, support)
             set_weight(layer, weight)
             return weight
 
