@@ -19,12 +19,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_same_channels_as_on_the_cpu(tf32, memory_format):
+def test_same_channels_as_on_the_cpu(tf32, memory_format, monkeypatch):
     torch.manual_seed(0)
     model, x = build("resnet18", classes=10, stem="cifar").eval(), torch.randn(2, 3, 32, 32)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        on_gpu = compress(copy.deepcopy(model).cuda().to(memory_format=memory_format), filters=0.7, example=x.cuda())
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    on_gpu = compress(copy.deepcopy(model).cuda().to(memory_format=memory_format), filters=0.7, example=x.cuda())
     on_cpu = compress(model, filters=0.7, example=x)
     assert on_gpu.plan.edits == on_cpu.plan.edits
     assert on_gpu.costs == on_cpu.costs
@@ -34,11 +33,10 @@ def test_same_channels_as_on_the_cpu(tf32, memory_format):
 @pytest.mark.parametrize(
     "how", [dict(filters=0.5), dict(rank=0.7), dict(weights=0.9), dict(filters=0.5, form="masked")], ids=str
 )
-def test_refit_agrees_with_the_cpu(how, small_resnet, batches):
-    torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        there = compress(copy.deepcopy(small_resnet).cuda(), calibration=[b.cuda() for b in batches], **how)
-        got = there.model(batches[0].cuda()).cpu()
+def test_refit_agrees_with_the_cpu(how, small_resnet, batches, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    there = compress(copy.deepcopy(small_resnet).cuda(), calibration=[b.cuda() for b in batches], **how)
+    got = there.model(batches[0].cuda()).cpu()
     here = compress(small_resnet, calibration=batches, **how)
     torch.testing.assert_close(got, here.model(batches[0]), rtol=2e-2, atol=2e-2)
 

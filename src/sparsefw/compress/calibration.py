@@ -112,15 +112,3 @@ def add_over_ranks(tensors: Iterable[Tensor]) -> None:
     if rank_of()[1] > 1:
         for tensor in tensors:
             torch.distributed.all_reduce(tensor)
-
-
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Products and convolutions of float32 in float32: TF32 loses what a least-squares solution or a comparison needs."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_map
 
 from sparsefw.compress import slices
 from sparsefw.compress.attention import plain_attention
-from sparsefw.compress.calibration import full_precision
 from sparsefw.compress.channels import (
     HEADS,
     IN,
@@ -28,7 +27,6 @@ from sparsefw.compress.channels import (
 )
 from sparsefw.compress.layers import AnyConv, call, evaluating
 from sparsefw.compress.plan import Edit, Keep
-from sparsefw.geometry.precision import HALF
 
 
 def removal(model: nn.Module, removed: Mapping[Channels, Sequence[int]]) -> list[Edit]:
@@ -177,13 +175,11 @@ def parity(model: nn.Module, example: Any, removed: Mapping[Channels, Sequence[i
 
 
 def gap_between(expected: nn.Module, got: nn.Module, example: Any) -> float:
-    """relative_gap of two models' outputs, computed in at least float32 and without TF32, so that it tells them apart."""
-    half = any(p.dtype in HALF for p in expected.parameters())
-    if half:
-        expected, got = (copy.deepcopy(model).float() for model in (expected, got))
-        example = tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.dtype in HALF else t, example)
-    with evaluating(expected), evaluating(got), full_precision():
-        return relative_gap(call(expected, example), call(got, example))
+    """relative_gap of two models' outputs, both computed in float64: TF32 or bfloat16 would make equal ones look different."""
+    expected, got = (copy.deepcopy(model).double() for model in (expected, got))
+    inputs = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
+    with evaluating(expected), evaluating(got):
+        return relative_gap(call(expected, inputs), call(got, inputs))
 
 
 def parity_of_plan(source: nn.Module, edits: Sequence[Edit], example: Any) -> float:
