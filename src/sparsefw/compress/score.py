@@ -81,8 +81,8 @@ SCORES: dict[str, Score] = {"l1": l1, "l2": l2, "bn": bn, "activation": activati
 
 
 def rows_of(layer: nn.Module) -> Tensor:
-    """(outputs, weights per output), whatever the groups."""
-    return as_matrices(layer).detach().flatten(0, 1)
+    """(outputs, weights per output) in float64, whatever the groups: the order of filters must not hang on rounding."""
+    return as_matrices(layer).detach().double().flatten(0, 1)
 
 
 def _over_writers(model: nn.Module, channels: Channels, score: Callable[[str, Tensor], Tensor]) -> Tensor:
