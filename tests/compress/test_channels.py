@@ -416,10 +416,28 @@ def test_tied_weights_stay():
     )
 
 
-def test_computed_weights_stay():
-    model = awake(
-        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 1)), nn.ReLU(), nn.Conv2d(8, 4, 1))
-    ).eval()
+class Gained(nn.Conv2d):
+    """A convolution with a factor per filter, as networks without norms have."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight * self.gain, self.bias)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 1)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 8, 1)),
+        lambda: Gained(3, 8, 1),
+    ],
+    ids=["weight norm", "spectral norm", "gain"],
+)
+def test_computed_weights_stay(make):
+    model = awake(nn.Sequential(make(), nn.ReLU(), nn.Conv2d(8, 4, 1))).eval()
     reason = "0 computes its weight from other parameters"
     check(model, image(), {"0.out 2.in": (8, reason), "2.out": (4, OUTPUT)})
 
@@ -501,6 +519,18 @@ def test_sizes_in_code_that_only_training_reaches_are_found():
     )
     rows = table(removable_channels(model, image()))
     assert rows["a.out aux.in b.in"] == (8, "the model does not run with fewer of them (RuntimeError)")
+
+
+def test_a_model_that_insists_on_its_precision():
+    """float64, in which comparisons are made, would stop at the second layer."""
+    model = Net(lambda m, x: m.b(m.a(x).float().relu()), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1))
+    check(model, image(), {"a.out b.in": (8, ""), "b.out": (4, OUTPUT)})
+
+
+def test_small_leaks_are_found():
+    """A silent channel that becomes 1e-4 is not silent."""
+    model = Net(lambda m, x: m.b(m.a(x) + 1e-4), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1))
+    check(model, image(), {"a.out b.in": (8, SILENCE), "b.out": (4, OUTPUT)})
 
 
 def test_sets_that_can_go_only_one_at_a_time_stay():

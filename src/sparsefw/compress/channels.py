@@ -160,7 +160,7 @@ class _Trace:
         self.parameters = {p: name for name, p in model.named_parameters()}
         self.obstacles = {n: f"{n} shares its weight with {other}" for n, other in shared_layers(model).items()}
         for name, module in model.named_modules():
-            if is_layer(module) and not isinstance(module.weight, nn.Parameter):
+            if is_layer(module) and not {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
                 self.obstacles[name] = f"{name} computes its weight from other parameters"
         with mode(model), hooks(model, self.hooks), self.tracer:
             outputs = tensors_of(call(model, example))
