@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compress.batchnorm import batch_statistics
-from sparsefw.compress.calibration import Calibration, add_over_ranks, full_precision, rank_of, run
+from sparsefw.compress.calibration import Calibration, add_over_ranks, rank_of, run
 from sparsefw.compress.layers import as_matrices, bias_of, evaluating, weight_of
 from sparsefw.compress.samples import choose_positions, samples
 
@@ -63,13 +63,12 @@ class Sums:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """x (g, f, samples), y (g, n, samples)."""
-        x, y = x - self.shift_x.unsqueeze(-1), y - self.shift_y.unsqueeze(-1)
-        with full_precision():
-            self.xx += x @ x.mT
-            self.yx += y @ x.mT
-        self.x += x.sum(-1, dtype=torch.float64)
-        self.y += y.sum(-1, dtype=torch.float64)
-        self.yy += y.square().sum(-1, dtype=torch.float64)
+        x, y = x - self.shift_x.unsqueeze(-1), y - self.shift_y.unsqueeze(-1)  # float64 from here on
+        self.xx += x @ x.mT
+        self.yx += y @ x.mT
+        self.x += x.sum(-1)
+        self.y += y.sum(-1)
+        self.yy += y.square().sum(-1)
         self.count += x.shape[-1]
 
     def __add__(self, other: Sums) -> Sums:
