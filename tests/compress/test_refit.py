@@ -237,6 +237,21 @@ def test_an_offset_that_batch_norm_absorbs_is_no_matter_of_the_weight(monkeypatc
     np.testing.assert_allclose(found.weight.detach().numpy()[None], weight, rtol=1e-7, atol=1e-8)
 
 
+def test_the_bias_makes_the_means_right_over_all_batches():
+    """Those that were held out for the ridge too."""
+    layer = nn.Linear(4, 6).double()
+    batches = [normal(20, 4, seed=i) + i for i in range(5)]
+    found = refitted(layer, batches)
+    x, y = data(layer, batches)
+    offset = y[0].mean(1) - found.weight.detach().numpy() @ x[0].mean(1)
+    np.testing.assert_allclose(found.bias.detach().numpy(), offset, rtol=1e-10, atol=1e-10)
+
+
+def test_without_an_offset_the_bias_stays():
+    layer = nn.Linear(4, 6).double()
+    assert torch.equal(refitted(layer, [normal(20, 4)], centred=False).bias, layer.bias)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_layers_that_lost_outputs_fit_those_that_are_left(groups, monkeypatch):
     monkeypatch.setattr(refit, "DEFAULT_RIDGE", 0.0)
@@ -534,6 +549,33 @@ def test_no_layer_fits_worse_than_with_its_plain_weight(how, monkeypatch):
             assert errors[0] <= errors[1] * (1 + 1e-6) + 1e-12
             better += errors[0] < 0.9 * errors[1]
     assert better >= 3
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, lambda a, b: nn.Conv2d(a, b, 1)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("ratio", [0.5, 0.8], ids=["one layer", "two layers"])
+def test_low_rank_is_the_best_for_the_data_not_for_the_weight(kind, ratio):
+    """Inputs that differ in size by 1,000: the singular vectors of the weight alone spend the rank on what is never there."""
+    torch.manual_seed(0)
+    net = nn.Sequential(kind(8, 8), nn.ReLU(), kind(8, 2)).double()
+    sizes = torch.logspace(-3, 0, 8, dtype=torch.float64)
+    x = normal(60, 8) * sizes
+    x = x if kind is nn.Linear else x.view(60, 8, 1, 1)
+    plain, fitted = (compress(net, rank=ratio, example=x, calibration=c).model[0] for c in (None, [x]))
+    with torch.no_grad():
+        errors = [float((layer(x) - net[0](x)).norm()) for layer in (fitted, plain)]
+        W, X = net[0].weight.flatten(1).numpy(), x.flatten(1).T.numpy()
+    rank = 4 if ratio == 0.5 else 1
+    best = np.linalg.svd(W @ (X - X.mean(1, keepdims=True)), compute_uv=False)
+    assert errors[0] == pytest.approx(math.sqrt((best[rank:] ** 2).sum()), rel=0.05)
+    assert errors[0] < 0.8 * errors[1]
+
+
+def test_masked_filters_stay_masked():
+    small = compress(network(), filters=0.5, form="masked", calibration=batches())
+    for edit in small.plan.edits:
+        silent = small.model.get_submodule(edit.layer).weight.flatten(1).norm(dim=1) == 0
+        assert silent.nonzero().flatten().tolist() == list(edit.filters)
+        assert len(edit.filters) == 6
 
 
 @pytest.mark.parametrize("norm", [True, False])

@@ -178,10 +178,8 @@ def _collect(
     layer = dense.get_submodule(name)
     sums: list[list[Sums | None]] = [[None, None] for _ in points]
     rank, ranks = rank_of()
-    with (
-        evaluating(dense),
-        batch_statistics(dense),
-    ):  # as the points below: where nothing was removed, both see the same
+    # Both networks normalise by the batch: where nothing was removed, they see the same and nothing changes.
+    with evaluating(dense), batch_statistics(dense):
         for number, inputs in enumerate(calibration):
             number = number * ranks + rank  # batches dealt to several processes are chosen from as in a single one
             output = until(dense, layer, inputs, output=True)
