@@ -60,9 +60,7 @@ class Uniform(Allocation):
 class Global(Allocation):
     def kept(self, units: Sequence[Unit], level: float) -> list[int]:
         relative = [unit.magnitudes.double() / unit.magnitudes.double().mean().clamp(min=1e-300) for unit in units]
-        smallest_first = torch.cat(relative).argsort(
-            stable=True
-        )  # of equal ones some go and some stay, as many as asked
+        smallest_first = torch.cat(relative).argsort(stable=True)  # of equal ones as many go as asked, not all
         stays = torch.ones(len(smallest_first), dtype=torch.bool)
         stays[smallest_first[: math.floor(level * len(smallest_first) + 1e-9)]] = False
         return [int(own.sum()) for own in stays.split([unit.count for unit in units])]

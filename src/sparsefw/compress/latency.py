@@ -99,7 +99,7 @@ def repeat(
 def _repeated(value: Any, batch: int) -> Any:
     if not isinstance(value, Tensor) or not value.ndim:
         return value
-    return value[:1].expand(batch, *value.shape[1:]).contiguous(memory_format=torch.preserve_format)
+    return torch.cat([value[:1]] * batch)  # in the value's memory format
 
 
 class Table:

@@ -68,8 +68,8 @@ class Stage(ABC):
     selection: Selection
 
     def counts(self, level: float) -> list[int]:
-        """How many each unit keeps at a level; level 0 leaves everything, rounding included."""
-        if level == 0:
+        """How many each unit keeps at a level; level 0 leaves everything, rounding included. There may be no unit left."""
+        if level == 0 or not self.units:
             return [unit.count for unit in self.units]
         kept = self.allocation.kept(self.units, level)
         return [unit.rounded(count, self.selection.round_to) for unit, count in zip(self.units, kept, strict=True)]
@@ -254,9 +254,8 @@ class SparseWeights(Stage):
         self.units = [Unit(n, w.detach().abs().flatten().float().cpu()) for n, w in self.weights.items()]
 
     def counts(self, level: float) -> list[int]:
-        if level and isinstance(
-            self.allocation, Global
-        ):  # by raw magnitude, as the paper's: exactly floor(level * N) go
+        if level and self.units and isinstance(self.allocation, Global):
+            # by raw magnitude, as the paper's: exactly floor(level * N) go
             return [int(mask.sum()) for mask in weights.global_masks(self.weights, level).values()]
         return super().counts(level)
 
