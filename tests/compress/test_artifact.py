@@ -67,7 +67,7 @@ def test_own_network_needs_its_constructor(tmp_path):
     model, x = Own().eval(), torch.randn(5, 7, 8)
     small = compress(model, filters=0.5, calibration=[x])
     save(small, tmp_path / "a")
-    with pytest.raises(ArtifactError, match="a network of your own"):
+    with pytest.raises(ArtifactError, match="load\\(folder, constructor\\)"):
         load(tmp_path / "a")
     again = load(tmp_path / "a", Own)
     torch.testing.assert_close(again.model(x), small.model(x))
@@ -215,6 +215,28 @@ def test_foreign_folder_is_never_replaced(small_resnet, batches, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ArtifactError, match="not an artifact"):
         save(small, tmp_path / "file")
+
+
+def test_own_files_beside_an_artifact_are_never_deleted(small_resnet, batches, tmp_path):
+    small = compress(small_resnet, filters=0.5, calibration=batches, refit=False)
+    save(small, tmp_path / "a", program=True)
+    save(small, tmp_path / "a")  # what was written here may go
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match="files of your own"):
+        save(small, tmp_path / "a")
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+
+
+def test_ordinary_mistakes_get_one_line(small_resnet, batches, tmp_path):
+    small = compress(small_resnet, filters=0.5, calibration=batches, refit=False)
+    with pytest.raises(ValueError, match="save takes what compress returns, not a ResNet"):
+        save(small.model, tmp_path / "a")
+    save(small, tmp_path / "a")
+    for wrong in (small_resnet, "net:Net"):
+        with pytest.raises(ArtifactError, match="must be a function that builds the dense network"):
+            load(tmp_path / "a", wrong)
+    assert str(load(tmp_path / "a")).startswith("ResNet: parameters ")
+    assert len(repr(load(tmp_path / "a"))) < 100
 
 
 def test_unwritable_folder(small_resnet, batches, tmp_path):

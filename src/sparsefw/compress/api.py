@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.compress.cost import Costs, costs, dense_costs
+from sparsefw.compress.cost import Costs, costs
 from sparsefw.compress.plan import Plan
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
@@ -65,7 +65,8 @@ def compress(
     rank          fraction of singular values to remove from every layer but the last: layers become two plain layers
     weights       fraction of weights to set to 0, or "N:M" such as "2:4"
     target        instead of a fraction: "params=0.3", "macs=0.3", "bytes=0.3", "latency=0.5" of the dense model, or "drop=0.01":
-                  the largest compression at which evaluate(model) falls by at most that; `by` says what is compressed for it
+                  the largest compression at which evaluate(model) falls by at most that, in its own units, from what the
+                  dense model with recomputed statistics has; `by` says what is compressed for it
     example       one input (a tensor, a tuple of positional or a dict of keyword arguments); default: cut from calibration
     calibration   any iterable of batches, without labels needed: BatchNorm statistics are recomputed on it and, with
                   refit=True, what is kept is fitted in closed form to what the dense network computes
@@ -73,6 +74,7 @@ def compress(
     allocation    how much from which layer: "uniform" (default; for weights "global"), "global", "energy", "worst", "sensitivity"
     include       globs of layer names; `exclude` likewise. The layer that writes the model's output keeps its outputs
     round_to      channel counts and ranks are rounded to multiples of this
+    progress      a function of (done, total, layer name), called while layers are refitted
 
     Several kinds together are applied in the order filters, rank, weights.
     """
@@ -98,6 +100,12 @@ def compress(
         "round_to": round_to,
         "refit": bool(refit and calibration is not None),
     }
+    if evaluate is not None and (goal is None or goal.metric != "drop"):
+        raise ValueError("evaluate= is used by target='drop=...' only")
+    if goal is not None and goal.metric in ("params", "macs") and (driven == ("weights",) or form == "masked"):
+        raise ValueError(
+            f"target {target!r}: zeros stay in place, so {goal.metric} cannot fall; use bytes=, or by='filters'"
+        )
     work = Workshop(model, example, calibration, settings, progress)
     if goal is not None:
         level = work.level_for(goal, amounts, driven, evaluate)
@@ -106,7 +114,7 @@ def compress(
     small, edits, untouched = work.carry_out(amounts)
     small.train(model.training)
     plan = Plan((*work.unfused, *edits), tuple(untouched), request)
-    return Compressed(small, plan, dense_costs(model, work.example), costs(small, work.example), model, work.example)
+    return Compressed(small, plan, costs(model, work.example), costs(small, work.example), model, work.example)
 
 
 def _amounts(filters: Any, rank: Any, weights: Any) -> dict[str, float | tuple[int, int]]:

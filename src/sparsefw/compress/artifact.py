@@ -14,7 +14,7 @@ import datetime
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,14 @@ Constructor = Callable[[], nn.Module]
 class Artifact:
     """A model read back from disk, with its plan and its certificate."""
 
-    model: nn.Module
-    plan: Plan
-    certificate: Mapping[str, Any]
+    model: nn.Module = field(repr=False)
+    plan: Plan = field(repr=False)
+    certificate: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        before, after = (self.certificate["costs"][which] for which in ("dense", "compressed"))
+        sizes = [f"{name} {before[name]:,} -> {after[name]:,}" for name in ("parameters", "macs", "bytes")]
+        return f"{type(self.model).__name__}: {', '.join(sizes)}"
 
 
 def save(
@@ -67,6 +72,8 @@ def save(
     metrics       what was measured, such as {"dense": 94.1, "compressed": 93.8}; goes into the certificate
     onnx, program also write model.onnx (checked in onnxruntime), model.pt2
     """
+    if not isinstance(small, Compressed):
+        raise ValueError(f"save takes what compress returns, not a {type(small).__name__}")
     with replaced_folder(Path(folder), is_artifact) as aside:
         certificate = _certificate(small, metrics)
         write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
@@ -90,9 +97,12 @@ def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Construc
 
 
 def is_artifact(folder: Path) -> bool:
+    """Whether everything in the folder was written here."""
     try:
-        return read_json(folder / "plan.json").get("format", "").startswith("sparsefw-")
-    except (ArtifactError, AttributeError):
+        header = read_json(folder / "plan.json")
+        written = {"plan.json", *header["sha256"]}
+        return header["format"].startswith("sparsefw-") and {path.name for path in folder.iterdir()} <= written
+    except (ArtifactError, AttributeError, KeyError, TypeError):
         return False
 
 
@@ -121,13 +131,18 @@ def read_plan(folder: Path, data: Any) -> Plan:
 def dense_architecture(folder: Path, record: Any, constructor: Constructor | None) -> nn.Module:
     """The dense network, without weights where it comes from the registry. Nothing else is ever resolved from a file."""
     if constructor is not None:
+        if isinstance(constructor, nn.Module) or not callable(constructor):
+            raise ArtifactError(
+                f"the constructor must be a function that builds the dense network, not a {type(constructor).__name__}"
+            )
         model = constructor()
         if not isinstance(model, nn.Module):
             raise ArtifactError(f"the constructor gave a {type(model).__name__}, not a torch.nn.Module")
         return model
     if record is None:
         raise ArtifactError(
-            f"{folder} holds a network of your own: load(folder, constructor), with a function that builds it dense"
+            f"{folder} holds a network that is not in this package's registry: "
+            "load(folder, constructor), with a function that builds the dense one"
         )
     try:
         with torch.device("meta"):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compress.layers import call, evaluating
-from sparsefw.compress.packing import packed_bytes, unique_tensors
+from sparsefw.compress.packing import packed_bytes
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {
@@ -20,8 +20,12 @@ _CPU_ATTENTION = {
 
 @dataclass(frozen=True)
 class Costs:
-    """parameters: all entries of all parameters, zeros included; macs: multiply-accumulates (not FLOPs, which are twice as
-    many) of one example's forward pass, per item of its batch; bytes: of the weights in a file, sparse tensors packed."""
+    """What a model costs.
+
+    parameters  all entries of all parameters, zeros included
+    macs        multiply-accumulates (not FLOPs, which are twice as many) of a forward pass, per item of the batch
+    bytes       of the weights as `save` writes them: tensors with many zeros are packed, whoever made them 0
+    """
 
     parameters: int
     macs: int
@@ -29,13 +33,7 @@ class Costs:
 
 
 def costs(model: nn.Module, example: Any) -> Costs:
-    """Of a compressed model, as it is stored."""
     return Costs(parameters(model), macs(model, example), packed_bytes(model))
-
-
-def dense_costs(model: nn.Module, example: Any) -> Costs:
-    """Of a model as its user has it: nothing packed, whatever zeros training has left in it."""
-    return Costs(parameters(model), macs(model, example), sum(t.nbytes for t in unique_tensors(model).values()))
 
 
 def parameters(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compress.cost import Costs, costs, dense_costs
+from sparsefw.compress.cost import Costs, costs
 from sparsefw.compress.latency import measure
 from sparsefw.compress.layers import as_matrices, is_layer, weight_of
 from sparsefw.compress.refit import Progress
@@ -87,9 +87,9 @@ def curve(
     milliseconds of the example's batch. The dense network's forward passes for refit are shared between all points.
     """
     one_of("kind", kind, KINDS)
-    ratios = [float(r) for r in at]
+    ratios = [float(r) for r in at] if isinstance(at, Iterable) else []
     if not ratios or not all(0 <= r < 1 for r in ratios):
-        raise ValueError(f"at={list(at)!r}: ratios to remove must be in [0, 1), at least one")
+        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
     dense, stage = float(evaluate(copy.deepcopy(work.dense))), work.stage(kind, work.dense)
@@ -114,7 +114,7 @@ def curve(
         CurvePoint(ratio, value, better, lost, size, ms)
         for ratio, (value, lost, size, ms), better in zip(ratios, plain, fitted, strict=True)
     )
-    return Curve(kind, form, dense, dense_costs(work.dense, work.example), timed(work.dense), points)
+    return Curve(kind, form, dense, costs(work.dense, work.example), timed(work.dense), points)
 
 
 def distance(dense: nn.Module, small: nn.Module) -> float:

@@ -30,7 +30,7 @@ from sparsefw.compress.artifact import (
     reshape,
     state_of,
 )
-from sparsefw.compress.cost import costs, dense_costs
+from sparsefw.compress.cost import costs
 from sparsefw.compress.files import (
     ArtifactError,
     check_hashes,
@@ -72,9 +72,9 @@ def save_elastic(
 ) -> None:
     """Compress one model to every ratio in `at`, plain and refit, and write all of them into one folder."""
     one_of("kind", kind, KINDS)
-    ratios = sorted({float(r) for r in at})
+    ratios = sorted({float(r) for r in at}) if isinstance(at, Iterable) else []
     if not ratios or not all(0 <= r < 1 for r in ratios):
-        raise ValueError(f"at={list(at)!r}: ratios to remove must be in [0, 1), at least one")
+        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
     stage = work.stage(kind, work.dense)
@@ -106,7 +106,7 @@ def save_elastic(
             "model": built_from(model),
             "state": state_of(model),
             "unfused": Plan(tuple(work.unfused)).to_json(),
-            "dense": asdict(dense_costs(work.dense, work.example)),
+            "dense": asdict(costs(work.dense, work.example)),
             "points": points,
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
             **environment(),

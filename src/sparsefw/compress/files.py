@@ -28,7 +28,9 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
     A folder that is not ours is never replaced. Whatever goes wrong, a full disk or a kill, the previous one stays whole.
     """
     if folder.exists() and not (folder.is_dir() and (is_ours(folder) or not any(folder.iterdir()))):
-        raise ArtifactError(f"{folder} exists and is not an artifact; choose another folder, or remove it")
+        raise ArtifactError(
+            f"{folder} exists and is not an artifact, or holds files of your own; choose another folder, or remove it"
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))

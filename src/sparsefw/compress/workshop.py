@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,13 @@ import torch
 from torch import nn
 
 from sparsefw.compress.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
-from sparsefw.compress.attention import plain_attention
+from sparsefw.compress.attention import heads_of, plain_attention
 from sparsefw.compress.batchnorm import has_batch_norm, recalibrate_
 from sparsefw.compress.calibration import Calibration, device_of
-from sparsefw.compress.cost import costs, dense_costs
+from sparsefw.compress.cost import costs
 from sparsefw.compress.filters import relative_gap
 from sparsefw.compress.latency import share_of_latency
-from sparsefw.compress.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, shared_layers
+from sparsefw.compress.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, is_layer, shared_layers
 from sparsefw.compress.moments import match_moments
 from sparsefw.compress.plan import Edit, Unfuse, Untouched
 from sparsefw.compress.refit import Progress
@@ -81,7 +82,10 @@ class Workshop:
         self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
         self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
         if example is None and self.calibration is None:
-            raise ValueError("an example input is needed to follow the model's channels: give example= or calibration=")
+            raise ValueError(
+                "give calibration= (batches without labels, some hundred images), or at least one example= input: "
+                "without calibration nothing is recovered after compression"
+            )
         self.example = example if example is not None else self.calibration.example  # type: ignore[union-attr]
         self.dense = plain_attention(copy.deepcopy(model))
         self.unfused = [
@@ -91,8 +95,22 @@ class Workshop:
             and n
             and not isinstance(self.dense.get_submodule(n), nn.MultiheadAttention)
         ]
+        self._check_globs()
+        if progress is not None and not callable(progress):
+            raise ValueError(f"progress must be a function of (done, total, layer name), got {progress!r}")
         if self.calibration is not None:
             recalibrate_(self.dense, self.calibration)
+
+    def _check_globs(self) -> None:
+        """A pattern that matches nothing is a typo, and would protect or choose nothing."""
+        names = [name for name, module in self.dense.named_modules() if is_layer(module) or heads_of(module)]
+        for word, patterns in (
+            ("include", self.settings.selection.include),
+            ("exclude", self.settings.selection.exclude),
+        ):
+            for pattern in patterns:
+                if names and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                    raise ValueError(f"{word}={pattern!r} matches no layer; there are {', '.join(names[:4])}, ...")
 
     def stage(self, kind: str, model: nn.Module, pattern: tuple[int, int] | None = None) -> Stage:
         """One kind of compression of this model; of the dense one it is prepared once."""
@@ -118,9 +136,9 @@ class Workshop:
         else:
             stage = SparseWeights(model, fixed, settings.selection, pattern)
         if not stage.units and model is self.dense:
-            raise ValueError(
-                f"there is nothing to compress by {kind}: no layer is both chosen by include/exclude and removable"
-            )
+            known = getattr(stage, "untouched", [])
+            reasons = "; ".join(f"{u.layer}: {u.reason}" for u in known[:3]) or "no layer is chosen by include/exclude"
+            raise ValueError(f"there is nothing to compress by {kind}: {reasons}")
         if settings.allocation == SENSITIVITY and stage.units:
             stage.allocation = Sensitivity(self.measure_damage(stage))
         return stage
@@ -183,7 +201,15 @@ class Workshop:
     def recover(self, dense: nn.Module, builts: Sequence[Built], refit: bool | None = None) -> list[Untouched]:
         """Refit, or for networks without BatchNorm matched moments; then BatchNorm statistics. Says what was left out."""
         if self.calibration is None:
-            return [Untouched("BatchNorm statistics", "no calibration was given")] if has_batch_norm(dense) else []
+            return (
+                [
+                    Untouched(
+                        "BatchNorm statistics", "no calibration was given, so neither they nor the weights were fitted"
+                    )
+                ]
+                if has_batch_norm(dense)
+                else []
+            )
         order, left = self.refittable(dense)
         points = [built.point(dense) for built in builts]
         if self.settings.refit if refit is None else refit:
@@ -222,7 +248,7 @@ class Workshop:
         driven: Sequence[str],
         evaluate: Callable[[nn.Module], float] | None,
     ) -> float:
-        dense = dense_costs(self.source, self.example)
+        dense = costs(self.source, self.example)
 
         def compressed(level: float, recover: bool) -> nn.Module:
             return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]
