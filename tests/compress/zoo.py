@@ -194,6 +194,24 @@ def _convnext() -> nn.Module:
     return convnext.ConvNeXt(plan, num_classes=10)
 
 
+def _shallow(**arguments: Any) -> nn.Module:
+    """torchvision's ResNet of bottlenecks, one per stage."""
+    import_torchvision()
+    resnet = importlib.import_module("torchvision.models.resnet")
+    return resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], num_classes=10, **arguments)
+
+
+def _segmentation(name: str) -> nn.Module:
+    """FCN or DeepLabV3 with an auxiliary head, put together as torchvision does."""
+    backbone = _shallow(replace_stride_with_dilation=[False, True, True])
+    layers = importlib.import_module("torchvision.models._utils").IntermediateLayerGetter
+    fcn = importlib.import_module("torchvision.models.segmentation.fcn")
+    deeplab = importlib.import_module("torchvision.models.segmentation.deeplabv3")
+    kind, head = (fcn.FCN, fcn.FCNHead) if name == "fcn" else (deeplab.DeepLabV3, deeplab.DeepLabHead)
+    features = layers(backbone, {"layer4": "out", "layer3": "aux"})
+    return kind(features, head(2048, 5), fcn.FCNHead(1024, 5))
+
+
 def _vit() -> nn.Module:
     models = import_torchvision().models
     return models.VisionTransformer(
@@ -250,7 +268,15 @@ ZOO = (
     Architecture("vgg11_bn", partial(build, "vgg11_bn", classes=10, width=8), image(64), 99, note="width 8"),
     Architecture("mobilenet_v2", vision("mobilenet_v2"), image(64), 100, needs=TV),
     Architecture("mobilenet_v3_small", vision("mobilenet_v3_small"), image(64), 100, needs=TV),
-    Architecture("resnext50_32x4d", vision("resnext50_32x4d"), image(32), 100, needs=TV, slow=True),
+    Architecture(
+        "resnext 32x4d",
+        partial(_shallow, groups=32, width_per_group=4),
+        image(32),
+        100,
+        needs=TV,
+        note="one block per stage",
+        slow=True,
+    ),
     Architecture("densenet121", vision("densenet121"), image(32), 100, needs=TV),
     Architecture("efficientnet_b0", vision("efficientnet_b0"), image(32), 100, needs=TV, slow=True),
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
@@ -258,8 +284,10 @@ ZOO = (
     Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 65, (OUTPUT, TWO_AXES), needs=TV),
     Architecture("vit", _vit, image(32), 57, (OUTPUT, POSITIONS), needs=TV, note="two layers of width 64", export=True),
     Architecture("swin", _swin, image(64), 42, (OUTPUT, NORM, DIRECT), needs=TV, note="two stages of two layers"),
-    Architecture("fcn_resnet50", vision("fcn_resnet50"), image(32), 100, needs=TV, slow=True),
-    Architecture("deeplabv3_resnet50", vision("deeplabv3_resnet50"), image(32), 100, needs=TV, slow=True),
+    Architecture("FCN", partial(_segmentation, "fcn"), image(32), 100, needs=TV, note="one block per stage", slow=True),
+    Architecture(
+        "DeepLabV3", partial(_segmentation, "deeplab"), image(32), 100, needs=TV, note="one block per stage", slow=True
+    ),
     Architecture(
         "timm vit_tiny_patch16",
         partial(build, "timm:vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10),

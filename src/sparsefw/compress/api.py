@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from sparsefw.compress.cost import Costs, costs
+from sparsefw.compress.filters import parity_of_plan
 from sparsefw.compress.plan import Plan
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
@@ -112,9 +113,15 @@ def compress(
         amounts = {**amounts, **dict.fromkeys(driven, level)}
         request["level"] = level
     small, edits, untouched = work.carry_out(amounts)
-    small.train(model.training)
+    if "filters" in amounts and form == "removed":
+        gap = parity_of_plan(model, edits, work.example)
+        if not gap < 1e-4:
+            raise ValueError(
+                f"removing these channels is not the same as silencing them (outputs differ by {gap:.2g}): "
+                "the model computes with their number; exclude the layers that do"
+            )
     plan = Plan((*work.unfused, *edits), tuple(untouched), request)
-    return Compressed(small, plan, costs(model, work.example), costs(small, work.example), model, work.example)
+    return Compressed(small, plan, costs(work.dense, work.example), costs(small, work.example), model, work.example)
 
 
 def _amounts(filters: Any, rank: Any, weights: Any) -> dict[str, float | tuple[int, int]]:

@@ -74,7 +74,7 @@ def save(
     """
     if not isinstance(small, Compressed):
         raise ValueError(f"save takes what compress returns, not a {type(small).__name__}")
-    with replaced_folder(Path(folder), is_artifact) as aside:
+    with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         certificate = _certificate(small, metrics)
         write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
         if onnx:
@@ -88,7 +88,7 @@ def save(
 
 
 def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Constructor | None) -> Artifact:
-    check_hashes(folder, header.get("sha256"))
+    check_hashes(folder, header.get("sha256"), ["model.safetensors", "certificate.json"])
     plan = read_plan(folder, header.get("plan"))
     model = dense_architecture(folder, header.get("model"), constructor)
     reshape(folder, plan, model)
@@ -118,6 +118,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
         "channels_last": any(is_channels_last(p) for p in model.parameters()),
         "training": model.training,
+        "otherwise": [n for n, m in model.named_modules() if m.training != model.training],
     }
 
 
@@ -181,7 +182,10 @@ def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any)
         p.requires_grad_(name not in frozen)
     if state.get("channels_last"):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model.train(bool(state.get("training", False)))
+    training = bool(state.get("training", False))
+    model.train(training)
+    for name in state.get("otherwise", ()):
+        model.get_submodule(name).training = not training
 
 
 def unique_names(model: nn.Module) -> dict[str, str]:
@@ -209,7 +213,7 @@ def _certificate(small: Compressed, metrics: Mapping[str, float] | None) -> dict
         "parity": {"masked_removed": parity_of_plan(small.source, small.plan.edits, small.example)},
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "latency": {
-            "dense": asdict(measure(small.source, small.example, batch=1, seconds=0.3)),
+            "dense": asdict(measure(copy.deepcopy(small.source), small.example, batch=1, seconds=0.3)),
             "compressed": asdict(measure(small.model, small.example, batch=1, seconds=0.3)),
         },
         "metrics": {name: float(value) for name, value in (metrics or {}).items()},

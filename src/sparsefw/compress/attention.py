@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsefw.compress.layers import replace
+from sparsefw.compress.layers import is_adorned, replace
 
 
 class PlainAttention(nn.Module):
@@ -33,6 +33,7 @@ class PlainAttention(nn.Module):
         super().__init__()
         inner = heads * head_size
         keys, values = inputs or (width, width)
+        self.embed_dim = width
         self.num_heads, self.head_dim, self.batch_first, self.dropout = heads, head_size, batch_first, dropout
         self.query = nn.Linear(width, inner, bias=bias)
         self.key = nn.Linear(keys, inner, bias=bias)
@@ -99,11 +100,21 @@ def _as_scores(mask: Tensor, q: Tensor) -> Tensor:
 def plain_attention(model: nn.Module) -> nn.Module:
     """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; returns the model."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.MultiheadAttention) and module.bias_k is None and not module.add_zero_attn:
+        if isinstance(module, nn.MultiheadAttention) and is_replaceable(module):
             if module is model:
                 return from_multihead(module)
             unfuse(model, name)
     return model
+
+
+def is_replaceable(module: nn.MultiheadAttention) -> bool:
+    """Whether it computes what nn.MultiheadAttention does, no more and no less, without the rare extra key and value."""
+    return (
+        type(module).forward is nn.MultiheadAttention.forward
+        and not is_adorned(module)
+        and module.bias_k is None
+        and not module.add_zero_attn
+    )
 
 
 def unfuse(model: nn.Module, name: str) -> None:
@@ -121,15 +132,8 @@ def unfuse(model: nn.Module, name: str) -> None:
 
 def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
     bias = old.in_proj_bias is not None
-    new = PlainAttention(
-        old.embed_dim,
-        old.num_heads,
-        old.head_dim,
-        inputs=(old.kdim, old.vdim),
-        bias=bias,
-        batch_first=old.batch_first,
-        dropout=old.dropout,
-    ).to(old.out_proj.weight)
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn and overwritten: the caller's numbers stay his
+        new = _empty_like(old, bias)
     if old.in_proj_weight is not None:
         weights = old.in_proj_weight.detach().chunk(3)
     else:
@@ -146,6 +150,18 @@ def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
     for mine, theirs in zip(new.proj.parameters(), old.out_proj.parameters(), strict=True):
         mine.requires_grad_(theirs.requires_grad)
     return new.train(old.training)
+
+
+def _empty_like(old: nn.MultiheadAttention, bias: bool) -> PlainAttention:
+    return PlainAttention(
+        old.embed_dim,
+        old.num_heads,
+        old.head_dim,
+        inputs=(old.kdim, old.vdim),
+        bias=bias,
+        batch_first=old.batch_first,
+        dropout=old.dropout,
+    ).to(old.out_proj.weight)
 
 
 def heads_of(module: nn.Module) -> int:

@@ -64,6 +64,9 @@ def recalibrate_(model: nn.Module, calibration: Calibration) -> None:
     seen = {m: moment for m, moment in moments.items() if moment.sums is not None}
     add_over_ranks([moment.sums for moment in seen.values() if moment.sums is not None])
     for norm, moment in seen.items():
+        assert moment.sums is not None
+        if float(moment.sums[2, 0]) < 2:
+            raise ValueError("calibration has one value per channel, which has no variance: give more images")
         _set_statistics(norm, moment.mean, moment.variance)
 
 

@@ -30,6 +30,7 @@ from sparsefw.compress.artifact import (
     reshape,
     state_of,
 )
+from sparsefw.compress.batchnorm import has_batch_norm
 from sparsefw.compress.cost import costs
 from sparsefw.compress.files import (
     ArtifactError,
@@ -79,23 +80,27 @@ def save_elastic(
     work = Workshop(model, example, calibration, settings, progress)
     stage = work.stage(kind, work.dense)
     counts = [work.counts(stage, ratio) for ratio in ratios]
-    with replaced_folder(Path(folder), is_artifact) as aside:
+
+    def stands_alone(refitted: bool) -> bool:
+        return refitted or not has_batch_norm(work.dense)  # matched moments change the weights themselves
+
+    with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         write_tensors(aside / "model.safetensors", unique_tensors(work.dense))
         points = []
         for form_of, recover in (("plain", False), ("refit", True))[: 2 if refit else 1]:
             builts = [stage.build(kept) for kept in counts]
             work.recover(work.dense, builts, refit=recover)
             for ratio, built in zip(ratios, builts, strict=True):
-                name = f"{form_of}-{ratio:.3f}.safetensors"
+                name = f"{form_of}-{ratio!r}.safetensors"
                 own = unique_tensors(built.model)
-                write_tensors(aside / name, pack(own) if recover else _statistics(built.model, own))
+                write_tensors(aside / name, pack(own) if stands_alone(recover) else _statistics(built.model, own))
                 point = {
                     "ratio": ratio,
                     "form": form_of,
                     "file": name,
                     "costs": asdict(costs(built.model, work.example)),
                     "metric": None if evaluate is None else float(evaluate(built.model)),
-                    "state": state_of(built.model.train(model.training)),
+                    "state": state_of(built.model),
                     "plan": Plan(built.edits, built.untouched, {kind: ratio, "refit": recover}).to_json(),
                 }
                 points.append(point)
@@ -154,7 +159,8 @@ def _choose(
     path: Path, header: Mapping[str, Any], wanted: Mapping[str, float], target: str | None, refit: bool | None
 ) -> Mapping[str, Any]:
     kind, points = header.get("kind"), header.get("points")
-    if not isinstance(points, list) or not points:
+    keys = {"ratio", "form", "file", "costs", "metric", "state", "plan"}
+    if not isinstance(points, list) or not points or not all(isinstance(p, dict) and keys <= set(p) for p in points):
         raise ArtifactError(f"{path / 'plan.json'} lists no points")
     forms = {p["form"] for p in points}
     form = "refit" if (refit if refit is not None else "refit" in forms) else "plain"
@@ -187,8 +193,7 @@ def _load_point(
     path: Path, header: Mapping[str, Any], constructor: Constructor | None, point: Mapping[str, Any]
 ) -> Artifact:
     hashes = header.get("sha256")
-    needed = {point["file"]} | ({"model.safetensors"} if point["form"] == "plain" else set())
-    check_hashes(path, {n: h for n, h in hashes.items() if n in needed} if isinstance(hashes, dict) else None)
+    check_hashes(path, hashes, [point["file"], *(["model.safetensors"] if point["form"] == "plain" else [])])
     plan = read_plan(path, point["plan"])
     model = dense_architecture(path, header.get("model"), constructor)
     reshape(path, read_plan(path, header["unfused"]), model)

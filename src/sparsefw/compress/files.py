@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
 
     A folder that is not ours is never replaced. Whatever goes wrong, a full disk or a kill, the previous one stays whole.
     """
+    if folder == Path.cwd():
+        raise ArtifactError(f"{folder} is the current folder, which cannot be replaced; choose one inside it")
     if folder.exists() and not (folder.is_dir() and (is_ours(folder) or not any(folder.iterdir()))):
         raise ArtifactError(
             f"{folder} exists and is not an artifact, or holds files of your own; choose another folder, or remove it"
@@ -127,12 +129,13 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_hashes(folder: Path, expected: Any) -> None:
-    """Every named file is there, and is what was written."""
+def check_hashes(folder: Path, expected: Any, needed: Sequence[str]) -> None:
+    """Every file that is going to be read is listed, there, and what was written."""
     if not isinstance(expected, dict):
         raise ArtifactError(f"{folder}: lists no file hashes: not an artifact")
-    for name, digest in expected.items():
-        if "/" in name or os.sep in name or name.startswith("."):
+    for name in needed:
+        digest = expected.get(name)
+        if not isinstance(name, str) or "/" in name or os.sep in name or name.startswith("."):
             raise ArtifactError(f"{folder}: names a file outside of itself: {name!r}")
         if sha256(folder / name) != digest:
             raise ArtifactError(f"{folder / name} is damaged or was edited: its SHA-256 is not the one that was saved")

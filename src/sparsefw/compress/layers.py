@@ -21,6 +21,12 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear))
 
 
+def is_adorned(module: nn.Module) -> bool:
+    """Whether a module computes something else than its class says: hooks, a forward of its own, a parametrized weight."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooked) or "forward" in vars(module) or nn.utils.parametrize.is_parametrized(module)
+
+
 def groups_of(layer: nn.Module) -> int:
     return layer.groups if isinstance(layer, AnyConv) else 1
 

@@ -18,6 +18,7 @@ from sparsefw.compress.layers import (
     as_matrices,
     bias_of,
     groups_of,
+    is_adorned,
     set_weight,
     weight_of,
 )
@@ -28,14 +29,15 @@ STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 def is_standard(layer: nn.Module) -> bool:
     """Whether the layer computes with its weight what torch's own class does; subclasses may standardise it, or pad otherwise."""
     own = next(kind for kind in STANDARD if isinstance(layer, kind))
-    return all(getattr(type(layer), name, None) is getattr(own, name, None) for name in ("forward", "_conv_forward"))
+    same = all(getattr(type(layer), name, None) is getattr(own, name, None) for name in ("forward", "_conv_forward"))
+    return same and not is_adorned(layer)
 
 
 def obstacle(model: nn.Module, name: str) -> str:
     """Why a layer cannot become two; empty where it can."""
     layer = model.get_submodule(name)
     if not is_standard(layer):
-        return f"{type(layer).__name__} has a forward of its own"
+        return f"{type(layer).__name__} has a forward or hooks of its own"
     if sum(module is layer for _, module in model.named_modules(remove_duplicate=False)) > 1:
         return "the model knows it by several names"
     return "" if full_rank(layer) > 1 else "its matrices have rank 1"

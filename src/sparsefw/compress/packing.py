@@ -60,6 +60,8 @@ def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     seen: set[tuple[object, ...]] = set()
     unique: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):  # extra state of the user's own modules
+            continue
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() == 0 or key not in seen:
             unique[name] = tensor

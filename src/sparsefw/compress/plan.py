@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sparsefw.compress import layers, lowrank, slices, weights
-from sparsefw.compress.attention import PlainAttention, from_multihead
+from sparsefw.compress.attention import PlainAttention, unfuse
 
 
 class Edit(ABC):
@@ -35,10 +35,8 @@ class Unfuse(Edit):
     word: ClassVar[str] = "unfuse"
 
     def apply(self, model: nn.Module) -> None:
-        module = model.get_submodule(self.layer)
-        if not isinstance(module, PlainAttention):
-            assert isinstance(module, nn.MultiheadAttention)
-            layers.replace(model, self.layer, from_multihead(module))
+        if not isinstance(model.get_submodule(self.layer), PlainAttention):  # or it was replaced under another name
+            unfuse(model, self.layer)
 
     reshape = apply
 

@@ -224,21 +224,25 @@ def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tens
     """The input or output of one layer in a forward pass that ends there."""
     caught: list[Tensor] = []
 
-    def before(_: nn.Module, args: Any) -> None:
-        caught.append(args[0])
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        caught.append((*args, *kwargs.values())[0])
         raise _ReachedError
 
     def after(_: nn.Module, __: Any, result: Tensor) -> None:
         caught.append(result)
         raise _ReachedError
 
-    handle = layer.register_forward_hook(after) if output else layer.register_forward_pre_hook(before)
+    handle = layer.register_forward_hook(after) if output else layer.register_forward_pre_hook(before, with_kwargs=True)
     try:
         run(model, inputs)
     except _ReachedError:
         pass
     finally:
         handle.remove()
+    if not caught:
+        raise ValueError(
+            "a calibration batch does not reach every layer, so that it cannot be refitted: use refit=False"
+        )
     return caught[0]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from sparsefw.compress.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
@@ -19,6 +18,7 @@ from sparsefw.compress.cost import costs
 from sparsefw.compress.filters import relative_gap
 from sparsefw.compress.latency import share_of_latency
 from sparsefw.compress.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, is_layer, shared_layers
+from sparsefw.compress.lowrank import is_standard
 from sparsefw.compress.moments import match_moments
 from sparsefw.compress.plan import Edit, Unfuse, Untouched
 from sparsefw.compress.refit import Progress
@@ -149,7 +149,7 @@ class Workshop:
         return [name for name in forward_order(model, self.example)[:-1] if name not in shared]
 
     def measure_damage(
-        self, stage: Stage, ratios: Sequence[float] = (0.25, 0.5, 0.75, 0.9)
+        self, stage: Stage, ratios: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.99)
     ) -> dict[str, list[tuple[float, float]]]:
         """Relative change of the output on the first calibration batch when only one unit is compressed."""
         inputs = self.example if self.calibration is None else next(iter(self.calibration))
@@ -236,6 +236,7 @@ class Workshop:
         shared = shared_layers(dense)
         reasons = {
             name: "not refitted: used more than once" if calls[name] > 1 else "not refitted: shares its weight" if name in shared
+            else "not refitted: has a forward or hooks of its own" if not is_standard(dense.get_submodule(name))
             else "not refitted: transposed" if not isinstance(dense.get_submodule(name), (*CONVOLUTIONS, nn.Linear)) else ""
             for name in order
         }  # fmt: skip
@@ -248,7 +249,7 @@ class Workshop:
         driven: Sequence[str],
         evaluate: Callable[[nn.Module], float] | None,
     ) -> float:
-        dense = costs(self.source, self.example)
+        dense = costs(self.dense, self.example)
 
         def compressed(level: float, recover: bool) -> nn.Module:
             return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]
@@ -270,5 +271,7 @@ class Workshop:
 
 def _check_finite(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        # Buffers may hold -inf for a purpose: masks of attention.
+        broken = tensor.isnan() if name in dict(model.named_buffers()) else ~tensor.isfinite()
+        if tensor.is_floating_point() and bool(broken.any()):
             raise ValueError(f"{name} contains NaN or inf; a model must be finite to be compressed")
