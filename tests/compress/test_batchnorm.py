@@ -72,14 +72,19 @@ def test_all_positions_count_alike(kind, shape):
 
 def test_a_batch_with_one_value_per_channel_passes_on_the_running_statistics():
     """The last batch of a loader is often a single sample. Its own statistics would silence every channel."""
-    net = deep(2)
-    alone = data(1)[0]
+    net, many, alone = deep(2), data(16)[0], data(1)[0] + 3
     with torch.no_grad():
-        expected = net[3](net[:3].eval()(alone))
-    new = recalibrate(net, [alone])
-    torch.testing.assert_close(new[4].running_mean, expected[0])
-    both = recalibrate(net, [data(16)[0], alone])
-    assert both[4].running_var.min() > 1e-3
+        own = copy.deepcopy(net)
+        seen = torch.cat([own[:4].train()(many), net[:4].eval()(alone)])
+    new = recalibrate(net, [many, alone])
+    torch.testing.assert_close(new[4].running_mean, seen.mean(0))
+    torch.testing.assert_close(new[4].running_var, seen.var(0, correction=0))
+
+
+def test_one_value_per_channel_in_all_is_too_few():
+    with pytest.raises(ValueError, match=r"^calibration has one value per channel[^\n]*$"):
+        recalibrate(deep(1), data(1))
+    assert recalibrate(deep(1), data(1, 1))[1].running_var.min() > 0
 
 
 def test_constant_channels_have_no_variance():

@@ -341,7 +341,9 @@ class Standardised(nn.Conv2d):
 def test_layers_that_compute_otherwise_with_their_weight_are_listed():
     net = nn.Sequential(Standardised(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 2, 1))
     small = compress(net, rank=0.75, example=torch.randn(1, 3, 8, 8))
-    assert [(u.layer, u.reason) for u in small.plan.untouched] == [("0", "Standardised has a forward of its own")]
+    ((layer, reason),) = [(u.layer, u.reason) for u in small.plan.untouched]
+    assert layer == "0"
+    assert reason.startswith("Standardised has a forward")
     assert torch.equal(small.model[0].weight, net[0].weight)
 
 
