@@ -107,10 +107,8 @@ def main() -> None:
     print(f"{args.model}, 32 x 32, batch {args.batch}, {result['hardware']}")
     print(f"{'':32}{'parameters':>12}{'MACs':>8}{'eager':>20}{'onnxruntime':>20}")
     for row in rows:
-        print(
-            f"{row['model']:32}{row['parameters']:>12,}{row['mac_ratio']:>7.1f}x"
-            f"{row['eager_ms']:>10.2f} ms{row['eager_speedup']:>6.1f}x{row['onnxruntime_ms']:>10.2f} ms{row['onnxruntime_speedup']:>6.1f}x"
-        )
+        times = "".join(f"{row[f'{b}_ms']:>10.2f} ms{row[f'{b}_speedup']:>6.1f}x" for b in ("eager", "onnxruntime"))
+        print(f"{row['model']:32}{row['parameters']:>12,}{row['mac_ratio']:>7.1f}x{times}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

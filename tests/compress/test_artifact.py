@@ -149,7 +149,7 @@ def edited(folder, change):
     path = folder / "plan.json"
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps({**data, "digest": files.digest_of(data)}))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch.nn import functional
 from compress.zoo import Net
 from sparsefw import compress, load, recalibrate, save, save_elastic
 from sparsefw.compress import ArtifactError
+from sparsefw.compress.files import digest_of
 from sparsefw.compress.filters import relative_gap
 from sparsefw.compress.layers import call
 
@@ -189,10 +190,11 @@ def test_files_outside_of_the_folder_are_not_read(tmp_path):
     for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), 7):
         for point in header["points"]:
             point["file"] = name
-        path.write_text(json.dumps(header))
+        path.write_text(json.dumps({**header, "digest": digest_of(header)}))
         with pytest.raises(ArtifactError):
             load(tmp_path / "e", mlp, filters=0.5)
-    path.write_text(json.dumps({**header, "points": [1]}))
+    header["points"] = [1]
+    path.write_text(json.dumps({**header, "digest": digest_of(header)}))
     with pytest.raises(ArtifactError, match="lists no points"):
         load(tmp_path / "e", mlp, filters=0.5)
 
@@ -208,3 +210,17 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "real")
     with pytest.raises(ArtifactError, match="current folder"):
         save(small, ".")
+
+
+def test_channels_last_hides_no_channels():
+    """Global pooling of channels_last tensors gives its result other strides, which moves nothing."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    )
+    x = torch.randn(2, 3, 8, 8)
+    plain = compress(net.eval(), filters=0.5, example=x)
+    last = compress(
+        net.to(memory_format=torch.channels_last), filters=0.5, example=x.to(memory_format=torch.channels_last)
+    )
+    assert last.plan.edits == plain.plan.edits

@@ -26,6 +26,7 @@ from sparsefw.compress.export import export_onnx, export_program
 from sparsefw.compress.files import (
     ArtifactError,
     check_hashes,
+    digest_of,
     hash_tensors,
     read_json,
     read_tensors,
@@ -84,7 +85,8 @@ def save(
         write_json(aside / "certificate.json", certificate)
         plan = {"format": FORMAT, "schema": SCHEMA, "model": built_from(small.source), "state": state_of(small.model)}
         hashes = {path.name: sha256(path) for path in sorted(aside.iterdir())}
-        write_json(aside / "plan.json", {**plan, "plan": small.plan.to_json(), "sha256": hashes})
+        header = {**plan, "plan": small.plan.to_json(), "sha256": hashes}
+        write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
 def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Constructor | None) -> Artifact:

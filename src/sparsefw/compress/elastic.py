@@ -35,6 +35,7 @@ from sparsefw.compress.cost import costs
 from sparsefw.compress.files import (
     ArtifactError,
     check_hashes,
+    digest_of,
     read_json,
     read_tensors,
     replaced_folder,
@@ -116,7 +117,7 @@ def save_elastic(
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
             **environment(),
         }
-        write_json(aside / "plan.json", header)
+        write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
 def _statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,6 +146,8 @@ def load(
         raise ArtifactError(f"{path / 'plan.json'} is not a sparsefw artifact")
     if header.get("schema") != 1:
         raise ArtifactError(f"{path}: schema {header.get('schema')!r} is not one that this version reads (1)")
+    if header.get("digest") != digest_of(header):
+        raise ArtifactError(f"{path / 'plan.json'} is damaged or was edited: its digest is not the one that was saved")
     wanted = {
         kind: ratio for kind, ratio in (("filters", filters), ("rank", rank), ("weights", weights)) if ratio is not None
     }

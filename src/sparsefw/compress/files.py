@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,12 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def digest_of(header: Mapping[str, Any]) -> str:
+    """Of everything in a plan file but the digest itself."""
+    content = {key: value for key, value in header.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_json(path: Path) -> Any:

@@ -202,7 +202,7 @@ def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Windows over the axes behind the channels: each channel for itself."""
+    """Windows over the axes behind the channels, each for itself. (Pooling channels_last ends in as_strided, in place.)"""
     labels = tracer.of(args[0])
     first = tree_leaves(out)[0]
     if labels is None or any(length > 1 for length in labels.shape[2:]):
@@ -302,7 +302,7 @@ _NAMES: dict[Rule, str] = {
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
         upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
-        replication_pad1d replication_pad2d replication_pad3d
+        replication_pad1d replication_pad2d replication_pad3d as_strided
     """,
     _pad: "constant_pad_nd",
     _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
