@@ -277,7 +277,7 @@ ZOO = (
         note="one block per stage",
         slow=True,
     ),
-    Architecture("densenet121", vision("densenet121"), image(32), 100, needs=TV),
+    Architecture("densenet121", vision("densenet121"), image(32), 100, needs=TV, slow=True),
     Architecture("efficientnet_b0", vision("efficientnet_b0"), image(32), 100, needs=TV, slow=True),
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
     Architecture("convnext", _convnext, image(64), 72, (OUTPUT, NORM), needs=TV, note="three stages of two blocks"),
