@@ -6,6 +6,7 @@ weights, shallower or narrower than published where that makes no difference to 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import importlib.util
@@ -227,6 +228,8 @@ def _swin() -> nn.Module:
 
 
 def _transformer(name: str, config: str, **arguments: Any) -> nn.Module:
+    with contextlib.suppress(ModuleNotFoundError):
+        import_torchvision()  # which transformers would import in a way that not every build survives
     transformers = importlib.import_module("transformers")
     small = dict(vocab_size=64, bos_token_id=0, eos_token_id=1, pad_token_id=0, use_cache=False)
     return getattr(transformers, name)(getattr(transformers, config)(**small, **arguments))
