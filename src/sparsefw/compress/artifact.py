@@ -219,7 +219,7 @@ def _certificate(small: Compressed, metrics: Mapping[str, float] | None) -> dict
             "compressed": asdict(measure(small.model, small.example, batch=1, seconds=0.3)),
         },
         "metrics": {name: float(value) for name, value in (metrics or {}).items()},
-        "source_sha256": hash_tensors(copy.copy(small.source.state_dict())),
+        "source_sha256": hash_tensors(unique_tensors(small.source)),
         **environment(),
     }
 

@@ -240,14 +240,12 @@ class _Trace:
             self.tracer.set(output, seen)
 
     def _attention(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
-        heads = heads_of(module)
-        assert heads is not None
         for x in inputs:
             seen = self.tracer.of(x)
             if seen is not None:
                 self.labels.fix(seen, f"{name} (attention) reads them")
         if (name, HEADS) not in self.noted:
-            self._note(name, HEADS, self.labels.fresh(heads))
+            self._note(name, HEADS, self.labels.fresh(heads_of(module)))
         written = self.labels.fresh(1)
         self.labels.fix(written, f"{name} (attention) writes them")
         self.tracer.set(output, written.reshape((1,) * output.ndim))

@@ -16,7 +16,7 @@ from sparsefw.compress.latency import measure
 from sparsefw.compress.layers import as_matrices, is_layer, weight_of
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
-from sparsefw.compress.workshop import KINDS, Settings, Workshop, globs, one_of, positive
+from sparsefw.compress.workshop import KINDS, Settings, Workshop, globs, one_of, positive, ratios_of
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ def curve(
     milliseconds of the example's batch. The dense network's forward passes for refit are shared between all points.
     """
     one_of("kind", kind, KINDS)
-    ratios = [float(r) for r in at] if isinstance(at, Iterable) else []
-    if not ratios or not all(0 <= r < 1 for r in ratios):
-        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
+    ratios = ratios_of(at)
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
     dense, stage = float(evaluate(copy.deepcopy(work.dense))), work.stage(kind, work.dense)

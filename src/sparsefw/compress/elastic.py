@@ -2,8 +2,8 @@
 
 plan.json                  the points of a grid: ratio, what was done, what it costs
 model.safetensors          the dense weights; plain points are cut out of them when loaded
-plain-0.700.safetensors    of a plain point only the BatchNorm statistics
-refit-0.700.safetensors    of a refit point all weights
+plain-0.7.safetensors      of a plain point only the BatchNorm statistics; all weights in networks without BatchNorm
+refit-0.7.safetensors      of a refit point all weights
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sparsefw.compress.plan import Plan
 from sparsefw.compress.refit import Progress
 from sparsefw.compress.stages import Selection
 from sparsefw.compress.target import Target
-from sparsefw.compress.workshop import KINDS, Settings, Workshop, globs, one_of, positive
+from sparsefw.compress.workshop import KINDS, Settings, Workshop, globs, one_of, positive, ratios_of
 
 FORMAT, SCHEMA = "sparsefw-elastic", 1
 COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}
@@ -74,9 +74,7 @@ def save_elastic(
 ) -> None:
     """Compress one model to every ratio in `at`, plain and refit, and write all of them into one folder."""
     one_of("kind", kind, KINDS)
-    ratios = sorted({float(r) for r in at}) if isinstance(at, Iterable) else []
-    if not ratios or not all(0 <= r < 1 for r in ratios):
-        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
+    ratios = sorted(set(ratios_of(at)))
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
     stage = work.stage(kind, work.dense)

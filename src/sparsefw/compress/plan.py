@@ -17,6 +17,7 @@ from sparsefw.compress.attention import PlainAttention, unfuse
 class Edit(ABC):
     """One change of one layer."""
 
+    layer: str
     word: ClassVar[str]
 
     @abstractmethod

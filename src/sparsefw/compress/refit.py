@@ -71,8 +71,12 @@ class Sums:
         self.yy += y.square().sum(-1)
         self.count += x.shape[-1]
 
+    @property
+    def shifts(self) -> tuple[Tensor, Tensor]:
+        return self.shift_x, self.shift_y
+
     def __add__(self, other: Sums) -> Sums:
-        total = Sums(self.shift_x, self.shift_y)
+        total = Sums(*self.shifts)
         for name in ("xx", "yx", "x", "y", "yy", "count"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
         return total
@@ -192,14 +196,9 @@ def _collect(
                 first_layer = current[0] if isinstance(current, nn.Sequential) else current
                 for x, y in samples(first_layer, seen, output, point.rows.get(name), positions):
                     if sums[i][which] is None:
-                        first = next((s for s in sums[i] if s is not None), None)
-                        sums[i][which] = Sums(
-                            *(
-                                (first.shift_x, first.shift_y)
-                                if first is not None
-                                else (x.double().mean(-1), y.double().mean(-1))
-                            )
-                        )
+                        first = next((own for own in sums[i] if own is not None), None)  # both about one shift
+                        shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
+                        sums[i][which] = Sums(*shifts)
                     sums[i][which].add(x, y)  # type: ignore[union-attr]
     if ranks > 1:
         for pair in sums:

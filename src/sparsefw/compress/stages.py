@@ -23,7 +23,6 @@ from sparsefw.compress.layers import (
     as_matrices,
     chosen,
     is_layer,
-    replace,
     set_weight,
     shared_layers,
     weight_of,
@@ -62,10 +61,12 @@ class Built:
 class Stage(ABC):
     """(model, how many of each unit are kept) -> a new, smaller model."""
 
-    model: nn.Module
-    units: list[Unit]
-    allocation: Allocation
-    selection: Selection
+    def __init__(
+        self, model: nn.Module, allocation: Allocation, selection: Selection, untouched: Sequence[Untouched] = ()
+    ) -> None:
+        self.model, self.allocation, self.selection = model, allocation, selection
+        self.untouched = tuple(untouched)
+        self.units: list[Unit] = []
 
     def counts(self, level: float) -> list[int]:
         """How many each unit keeps at a level; level 0 leaves everything, rounding included. There may be no unit left."""
@@ -78,12 +79,34 @@ class Stage(ABC):
         total = sum(unit.count for unit in self.units)
         return 1 - sum(counts) / total if total else 0.0
 
+    def build(self, counts: Sequence[int]) -> Built:
+        """A copy on which the choice is carried out."""
+        edits, small = self.edits(counts), copy.deepcopy(self.model)
+        for edit in edits:
+            edit.apply(small)
+        by_layer = {edit.layer: edit for edit in edits if not isinstance(edit, Keep)}
+
+        def write(name: str, solution: Solution) -> Tensor:
+            return self.write(small.get_submodule(name), by_layer.get(name), solution)
+
+        return Built(small, tuple(edits), (*self.untouched, *self.remarks(edits)), write)
+
     @abstractmethod
-    def build(self, counts: Sequence[int]) -> Built: ...
+    def edits(self, counts: Sequence[int]) -> list[Edit]:
+        """What keeping so many of each unit means for the layers."""
+
+    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
+        """What the user should know about this choice."""
+        return []
+
+    def write(self, layer: nn.Module, edit: Any, solution: Solution) -> Tensor:
+        """Give a layer of the copy, which had this edit, its refitted weight; returns it, as matrices."""
+        set_weight(layer, solution.weight)
+        return solution.weight
 
 
-class RemovedFilters(Stage):
-    """Channels removed with everything that belongs to them; smallest scores first, equally many from every block."""
+class Filters(Stage):
+    """Sets of channels with their scores; the smallest go first, equally many from every block."""
 
     def __init__(
         self,
@@ -94,28 +117,59 @@ class RemovedFilters(Stage):
         allocation: Allocation,
         selection: Selection,
     ) -> None:
-        self.model, self.allocation, self.selection = model, allocation, selection
-        found = removable_channels(model, example)
-        self.sets = [c for c in found if not c.fixed and all(selection.takes(site.layer) for site in c.writers)]
-        self.untouched = [Untouched(c.name, c.fixed) for c in found if c.fixed and c.writers]
-        self.untouched += [Untouched(c.name, "excluded") for c in found if not c.fixed and c not in self.sets]
+        self.selection = selection
+        self.sets, untouched = self.find(model, example)
+        super().__init__(model, allocation, selection, untouched)
         self.scores = [SCORES[score](model, channels, observed) for channels in self.sets]
         self.units = [Unit(c.name, s, len(set(c.blocks))) for c, s in zip(self.sets, self.scores, strict=True)]
 
-    def build(self, counts: Sequence[int]) -> Built:
-        removed = {
-            c: _smallest(c, s, c.count - kept) for c, s, kept in zip(self.sets, self.scores, counts, strict=True)
-        }
-        edits = removal(self.model, removed)
-        small = copy.deepcopy(self.model)
-        for edit in edits:
-            edit.apply(small)
+    @abstractmethod
+    def find(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
+        """The sets that may lose channels, and what was left out."""
 
-        def write(name: str, solution: Solution) -> Tensor:
-            set_weight(small.get_submodule(name), solution.weight)
-            return solution.weight
+    def removed(self, counts: Sequence[int]) -> dict[Channels, list[int]]:
+        chosen_sets = zip(self.sets, self.scores, counts, strict=True)
+        return {c: _smallest(c, scores, c.count - kept) for c, scores, kept in chosen_sets}
 
-        return Built(small, tuple(edits), tuple(self.untouched), write)
+
+class RemovedFilters(Filters):
+    """Channels removed with everything that belongs to them."""
+
+    def find(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
+        found = removable_channels(model, example)
+        sets = [c for c in found if not c.fixed and all(self.selection.takes(site.layer) for site in c.writers)]
+        untouched = [Untouched(c.name, c.fixed) for c in found if c.fixed and c.writers]
+        return sets, untouched + [Untouched(c.name, "excluded") for c in found if not c.fixed and c not in sets]
+
+    def edits(self, counts: Sequence[int]) -> list[Edit]:
+        return removal(self.model, self.removed(counts))
+
+
+class MaskedFilters(Filters):
+    """Filters of every convolution zeroed in place, each convolution for itself: the paper's protocol."""
+
+    def find(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
+        found = find_channels(model, example)
+        ends = {site.layer: c.fixed for c in found if _is_output(c) for site in c.sites if site.side != IN}
+        kinds = (*CONVOLUTIONS, *TRANSPOSED)
+        layers = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and self.selection.takes(n)}
+        sets = [
+            Channels(
+                (Site(n, OUT, tuple((i,) for i in range(m.out_channels))), *readers_of(found, n, m.out_channels)),
+                (0,) * m.out_channels,
+            )
+            for n, m in layers.items()
+            if n not in ends
+        ]
+        return sets, [Untouched(n, ends[n]) for n in layers if n in ends]
+
+    def edits(self, counts: Sequence[int]) -> list[Edit]:
+        return [Zero(channels.name, tuple(gone)) for channels, gone in self.removed(counts).items()]
+
+    def write(self, layer: nn.Module, edit: Zero | None, solution: Solution) -> Tensor:
+        super().write(layer, edit, solution)
+        zero_filters(layer, edit.filters if edit is not None else ())
+        return as_matrices(layer).detach().double()
 
 
 def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:
@@ -128,52 +182,6 @@ def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:
     return sorted(gone)
 
 
-class MaskedFilters(Stage):
-    """Filters of every convolution zeroed in place, each convolution for itself: the paper's protocol."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Any,
-        score: str,
-        observed: Observed,
-        allocation: Allocation,
-        selection: Selection,
-    ) -> None:
-        self.model, self.allocation, self.selection = model, allocation, selection
-        found = find_channels(model, example)
-        ends = {site.layer: c.fixed for c in found if _is_output(c) for site in c.sites if site.side != IN}
-        convolutions = {
-            n: m for n, m in model.named_modules() if isinstance(m, (*CONVOLUTIONS, *TRANSPOSED)) and selection.takes(n)
-        }
-        self.untouched = tuple(Untouched(n, ends[n]) for n in convolutions if n in ends)
-        self.sets = [
-            Channels(
-                (Site(n, OUT, tuple((i,) for i in range(m.out_channels))), *readers_of(found, n, m.out_channels)),
-                (0,) * m.out_channels,
-            )
-            for n, m in convolutions.items()
-            if n not in ends
-        ]
-        self.scores = [SCORES[score](model, channels, observed) for channels in self.sets]
-        self.units = [Unit(c.name, s) for c, s in zip(self.sets, self.scores, strict=True)]
-
-    def build(self, counts: Sequence[int]) -> Built:
-        small, edits, gone = copy.deepcopy(self.model), [], {}
-        for c, s, kept in zip(self.sets, self.scores, counts, strict=True):
-            gone[c.name] = _smallest(c, s, c.count - kept)
-            zero_filters(small.get_submodule(c.name), gone[c.name])
-            edits.append(Zero(c.name, tuple(gone[c.name])))
-
-        def write(name: str, solution: Solution) -> Tensor:
-            layer = small.get_submodule(name)
-            set_weight(layer, solution.weight)
-            zero_filters(layer, gone.get(name, []))
-            return as_matrices(layer).detach().double()
-
-        return Built(small, tuple(edits), self.untouched, write)
-
-
 def _is_output(channels: Channels) -> bool:
     """Channels that end in the model's output, or that no layer reads."""
     return channels.fixed == "the model's output" or bool(channels.fixed and not channels.readers)
@@ -183,55 +191,42 @@ class LowRank(Stage):
     """Layers split in two; one that would not get smaller stays one, with the truncated weight."""
 
     def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
-        self.model, self.allocation, self.selection = model, allocation, selection
         reasons = {n: lowrank.obstacle(model, n) for n in order if selection.takes(n)}
-        self.names = [n for n, reason in reasons.items() if not reason]
-        self.untouched = [Untouched(n, reason) for n, reason in reasons.items() if reason]
-        self.untouched += [
-            Untouched(n, f"shares its weight with {other}")
+        reasons |= {
+            n: f"shares its weight with {other}"
             for n, other in shared_layers(model).items()
-            if is_layer(model.get_submodule(n)) and selection.takes(n) and n not in reasons
-        ]
-        self.units = [Unit(n, _spectrum(model.get_submodule(n))) for n in self.names]
+            if is_layer(model.get_submodule(n)) and selection.takes(n)
+        }
+        super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items() if r])
+        self.layers = {n: model.get_submodule(n) for n, reason in reasons.items() if not reason}
+        self.units = [Unit(n, _spectrum(layer)) for n, layer in self.layers.items()]
 
     def counts(self, level: float) -> list[int]:
-        if isinstance(self.allocation, Uniform):  # floor, as the paper's: at least what was asked is removed
-            return [
-                lowrank.kept_rank(self.model.get_submodule(n), level, self.selection.round_to) if level else u.count
-                for n, u in zip(self.names, self.units, strict=True)
-            ]
+        if level and isinstance(self.allocation, Uniform):  # floor, as the paper's: at least what was asked is removed
+            return [lowrank.kept_rank(layer, level, self.selection.round_to) for layer in self.layers.values()]
         return super().counts(level)
 
-    def build(self, counts: Sequence[int]) -> Built:
-        small, ranks = copy.deepcopy(self.model), dict(zip(self.names, counts, strict=True))
-        edits: list[Edit] = []
-        for name, rank in ranks.items():
-            layer = small.get_submodule(name)
-            if rank == lowrank.full_rank(layer):
-                continue
-            if lowrank.is_smaller(layer, rank):
-                replace(small, name, lowrank.split(layer, rank))
-                edits.append(Split(name, rank))
-            else:
-                set_weight(layer, lowrank.truncate(as_matrices(layer), rank))
-                edits.append(Truncate(name, rank))
+    def edits(self, counts: Sequence[int]) -> list[Edit]:
+        return [
+            Split(name, rank) if lowrank.is_smaller(layer, rank) else Truncate(name, rank)
+            for (name, layer), rank in zip(self.layers.items(), counts, strict=True)
+            if rank < lowrank.full_rank(layer)
+        ]
 
-        def write(name: str, solution: Solution) -> Tensor:
-            layer = small.get_submodule(name)
-            rank = ranks.get(name)
-            weight = (
-                solution.weight if rank is None or rank >= min(solution.weight.shape[1:]) else best_rank(solution, rank)
-            )
-            if isinstance(layer, nn.Sequential):
-                outer, inner = lowrank.factors(weight, rank or 1)
-                set_weight(layer[0], inner)
-                set_weight(layer[1], outer)
-            else:
-                set_weight(layer, weight)
-            return weight
+    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
+        return [Untouched(e.layer, "two layers would not be smaller") for e in edits if isinstance(e, Truncate)]
 
-        kept_whole = [Untouched(e.layer, "two layers would not be smaller") for e in edits if isinstance(e, Truncate)]
-        return Built(small, tuple(edits), (*self.untouched, *kept_whole), write)
+    def write(self, layer: nn.Module, edit: Split | Truncate | None, solution: Solution) -> Tensor:
+        if edit is None:
+            return super().write(layer, edit, solution)
+        weight = best_rank(solution, edit.rank)
+        if isinstance(layer, nn.Sequential):
+            outer, inner = lowrank.factors(weight, edit.rank)
+            set_weight(layer[0], inner)
+            set_weight(layer[1], outer)
+        else:
+            set_weight(layer, weight)
+        return weight
 
 
 def _spectrum(layer: nn.Module) -> Tensor:
@@ -246,7 +241,8 @@ class SparseWeights(Stage):
     def __init__(
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
     ) -> None:
-        self.model, self.allocation, self.selection, self.pattern = model, allocation, selection, pattern
+        super().__init__(model, allocation, selection)
+        self.pattern = pattern
         found = [(n, m) for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
         owners = {weight_of(m): n for n, m in reversed(found)}  # a weight that several layers share is one weight
         self.layers = {n: m for n, m in found if owners[weight_of(m)] == n}
@@ -254,39 +250,27 @@ class SparseWeights(Stage):
         self.units = [Unit(n, w.detach().abs().flatten().float().cpu()) for n, w in self.weights.items()]
 
     def counts(self, level: float) -> list[int]:
+        if self.pattern is not None:
+            return [int(weights.n_m_mask(layer, *self.pattern).sum()) for layer in self.layers.values()]
         if level and self.units and isinstance(self.allocation, Global):
             # by raw magnitude, as the paper's: exactly floor(level * N) go
             return [int(mask.sum()) for mask in weights.global_masks(self.weights, level).values()]
         return super().counts(level)
 
-    def masks(self, counts: Sequence[int]) -> dict[str, Tensor]:
-        if self.pattern is not None:
-            return {n: weights.n_m_mask(m, *self.pattern) for n, m in self.layers.items()}
-        return {
-            n: weights.largest(w.detach().abs().flatten(), k).view(w.shape)
-            for (n, w), k in zip(self.weights.items(), counts, strict=True)
-        }
+    def edits(self, counts: Sequence[int]) -> list[Edit]:
+        kept = zip(self.weights.items(), counts, strict=True)
+        return [Thin(name, count, weight.numel(), self.pattern or ()) for (name, weight), count in kept]
 
-    def build(self, counts: Sequence[int]) -> Built:
-        small, masks, edits, untouched = copy.deepcopy(self.model), self.masks(counts), [], []
-        with torch.no_grad():
-            for name, mask in masks.items():
-                weight_of(small.get_submodule(name)).mul_(mask)
-                edits.append(Thin(name, int(mask.sum()), mask.numel(), self.pattern or ()))
-                if mask.sum() < 0.01 * mask.numel():
-                    untouched.append(Untouched(name, f"nearly empty: {int(mask.sum())} of {mask.numel()} weights left"))
+    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
+        thin = [e for e in edits if isinstance(e, Thin) and e.nonzero < 0.01 * e.of]
+        return [Untouched(e.layer, f"nearly empty: {e.nonzero} of {e.of} weights left") for e in thin]
 
-        def write(name: str, solution: Solution) -> Tensor:
-            layer = small.get_submodule(name)
-            if name not in masks:
-                set_weight(layer, solution.weight)
-                return solution.weight
-            support = as_matrices(layer) != 0  # also zeros that were there before stay
-            weight = on_support(solution, support)
-            set_weight(layer, weight)
-            return weight
-
-        return Built(small, tuple(edits), tuple(untouched), write)
+    def write(self, layer: nn.Module, edit: Thin | None, solution: Solution) -> Tensor:
+        if edit is None:
+            return super().write(layer, edit, solution)
+        weight = on_support(solution, as_matrices(layer) != 0)  # also zeros that were there before stay
+        set_weight(layer, weight)
+        return weight
 
 
 def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:

@@ -64,6 +64,13 @@ def positive(value: int) -> int:
     return value
 
 
+def ratios_of(at: Any) -> list[float]:
+    ratios = [float(ratio) for ratio in at] if isinstance(at, Iterable) else []
+    if not ratios or not all(0 <= ratio < 1 for ratio in ratios):
+        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
+    return ratios
+
+
 class Workshop:
     """A private copy of the model, ready to be compressed any number of times."""
 
@@ -136,8 +143,8 @@ class Workshop:
         else:
             stage = SparseWeights(model, fixed, settings.selection, pattern)
         if not stage.units and model is self.dense:
-            known = getattr(stage, "untouched", [])
-            reasons = "; ".join(f"{u.layer}: {u.reason}" for u in known[:3]) or "no layer is chosen by include/exclude"
+            known = "; ".join(f"{u.layer}: {u.reason}" for u in stage.untouched[:3])
+            reasons = known or "no layer is chosen by include/exclude"
             raise ValueError(f"there is nothing to compress by {kind}: {reasons}")
         if settings.allocation == SENSITIVITY and stage.units:
             stage.allocation = Sensitivity(self.measure_damage(stage))
@@ -190,7 +197,7 @@ class Workshop:
                 continue
             pattern = amount if isinstance(amount, tuple) else None
             stage = self.stage(kind, model, pattern)
-            built = stage.build(stage.counts(0.0) if pattern else self.counts(stage, float(amount)))  # type: ignore[arg-type]
+            built = stage.build(stage.counts(0.0) if isinstance(amount, tuple) else self.counts(stage, amount))
             edits += built.edits
             untouched += [u for u in built.untouched if u not in untouched]
             if recover:
@@ -201,18 +208,12 @@ class Workshop:
     def recover(self, dense: nn.Module, builts: Sequence[Built], refit: bool | None = None) -> list[Untouched]:
         """Refit, or for networks without BatchNorm matched moments; then BatchNorm statistics. Says what was left out."""
         if self.calibration is None:
-            return (
-                [
-                    Untouched(
-                        "BatchNorm statistics", "no calibration was given, so neither they nor the weights were fitted"
-                    )
-                ]
-                if has_batch_norm(dense)
-                else []
-            )
+            missing = Untouched("BatchNorm statistics", "no calibration: neither they nor the weights were fitted")
+            return [missing] if has_batch_norm(dense) else []
         order, left = self.refittable(dense)
         points = [built.point(dense) for built in builts]
-        if self.settings.refit if refit is None else refit:
+        fitting = self.settings.refit if refit is None else refit
+        if fitting:
             behind = observe(dense, self.example, None).batch_norm
 
             def absorbs_offset(name: str) -> bool:
@@ -222,12 +223,9 @@ class Workshop:
         elif not has_batch_norm(dense):
             for point in points:
                 match_moments(dense, point, order, self.calibration, self.progress)
-            left = []
-        else:
-            left = []
         for point in points:
             recalibrate_(point.model, self.calibration)
-        return left
+        return left if fitting else []
 
     def refittable(self, dense: nn.Module) -> tuple[list[str], list[Untouched]]:
         """Convolutions and linear layers that are called exactly once and own their weight."""
@@ -270,8 +268,8 @@ class Workshop:
 
 
 def _check_finite(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        # Buffers may hold -inf for a purpose: masks of attention.
-        broken = tensor.isnan() if name in dict(model.named_buffers()) else ~tensor.isfinite()
-        if tensor.is_floating_point() and bool(broken.any()):
-            raise ValueError(f"{name} contains NaN or inf; a model must be finite to be compressed")
+    broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
+    # Buffers may hold -inf for a purpose: masks of attention.
+    broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
+    if broken:
+        raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")
