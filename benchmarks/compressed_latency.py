@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 from sparsefw import compress
-from sparsefw.compress.cost import costs
-from sparsefw.compress.export import onnx_session
-from sparsefw.compress.layers import call, evaluating
+from sparsefw.compression.cost import costs
+from sparsefw.compression.export import onnx_session
+from sparsefw.compression.layers import call, evaluating
+from sparsefw.environment import device_name
 from sparsefw.models import build
 
 RATIOS = (0.3, 0.5, 0.7, 0.9)
@@ -33,23 +34,23 @@ RATIOS = (0.3, 0.5, 0.7, 0.9)
 def variants(model: nn.Module, example: torch.Tensor, round_to: int) -> dict[str, nn.Module]:
     found = {"dense": model}
     for kind in ("filters", "rank"):
-        for ratio in RATIOS:
-            found[f"{kind} {ratio:.0%}"] = compress(model, example=example, **{kind: ratio}).model
-    for ratio in RATIOS:
-        rounded = compress(model, filters=ratio, example=example, round_to=round_to)
-        found[f"filters {ratio:.0%}, multiples of {round_to}"] = rounded.model
+        for multiple in (1, round_to):
+            for ratio in RATIOS:
+                name = f"{kind} {ratio:.0%}" + (f", multiples of {multiple}" if multiple > 1 else "")
+                found[name] = compress(model, example=example, round_to=multiple, **{kind: ratio}).model
     return found
 
 
 def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per call of each, one after the other in every round, after two rounds of warm-up."""
+    """Milliseconds per call of each, one after the other in every round, each after three calls that warm its caches."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
+    for _ in range(rounds):
         for name, once in runs.items():
+            for _ in range(3):
+                once()
             start = time.perf_counter()
             once()
-            if number >= 2:
-                times[name].append((time.perf_counter() - start) * 1e3)
+            times[name].append((time.perf_counter() - start) * 1e3)
     return times
 
 
@@ -95,7 +96,7 @@ def main() -> None:
     result = {
         "command": f"python benchmarks/compressed_latency.py --model {args.model} --batch {args.batch}",
         "date": datetime.date.today().isoformat(),
-        "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "hardware": device_name("cpu"),
         "versions": {
             "torch": torch.__version__,
             "onnxruntime": onnxruntime.__version__,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch import nn
 
 from sparsefw import SFW, Rule, constrain
 from sparsefw import geometry as geo
+from sparsefw.environment import device_name
 from sparsefw.models import build
 from sparsefw.optim import ReferenceSFW
 
@@ -125,11 +125,7 @@ def main() -> None:
         graphs = measure(capturable, options.rounds, options.device)
     whole = forward_backward(net, options.device)
     base = "SGD (torch, foreach)"
-    hardware = (
-        torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else f"{platform.processor() or 'CPU'}, {torch.get_num_threads()} threads"
-    )
+    hardware = device_name(options.device)
     print(f"{date.today()}  {hardware}  torch {torch.__version__}  median of {options.rounds} rounds")
     print(f"forward-backward, ResNet-18, batch {BATCH}, float32: {whole:.1f} ms")
     columns = f"{'ms/step':>9} {'x SGD':>7} {'% of fw-bw':>11}" + (f" {'graph ms':>9} {'x SGD':>7}" if graphs else "")

@@ -22,11 +22,11 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from compress.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
-from sparsefw.compress import compress  # noqa: E402
-from sparsefw.compress.attention import plain_attention  # noqa: E402
-from sparsefw.compress.export import ExportError, export_onnx  # noqa: E402
-from sparsefw.compress.filters import removable_channels  # noqa: E402
+from compression.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
+from sparsefw.compression import compress  # noqa: E402
+from sparsefw.compression.attention import plain_attention  # noqa: E402
+from sparsefw.compression.export import ExportError, export_onnx  # noqa: E402
+from sparsefw.compression.filters import removable_channels  # noqa: E402
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime")
 COLUMNS = ("architecture", "removable", "filters=0.5", "rank=0.5", "weights=0.5", "ONNX", "left as it is")
@@ -34,7 +34,7 @@ INTRODUCTION = """\
 # What can be compressed
 
 Written by `python benchmarks/support_matrix.py` on {day}, with {versions}.
-`tests/compress/test_architectures.py` asserts the same of the same networks. They are shallower or narrower than published
+`tests/compression/test_architectures.py` asserts the same of the same networks. They are shallower or narrower than published
 where a note says so, and have random weights; batch norms have statistics of their own, and no layer is 0.
 
 - *removable*: the share of channels that can be removed, counted at every layer that writes them.

@@ -18,9 +18,9 @@ ALLOWED = {
     "optim": {"geometry"},
     "models": set(),
     "data": set(),
-    "compress": {"geometry", "models"},
+    "compression": {"geometry", "models", "environment"},
 }
-CORE = {"geometry", "optim", "compress", "models"}
+CORE = {"geometry", "optim", "compression", "models", "environment.py"}
 
 
 def imports(path: Path, top_level: bool = False) -> set[str]:

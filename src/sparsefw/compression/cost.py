@@ -1,0 +1,62 @@
+"""What a model costs: parameters, multiply-accumulates, bytes on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from sparsefw.compression.layers import call, evaluating
+from sparsefw.compression.packing import packed_bytes
+
+# torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
+_CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a model costs.
+
+    parameters  all entries of all parameters, zeros included
+    macs        multiply-accumulates (not FLOPs, which are twice as many) of a forward pass, per item of the batch
+    bytes       of the weights as `save` writes them: tensors with many zeros are packed, whoever made them 0
+    """
+
+    parameters: int
+    macs: int
+    bytes: int
+
+
+def costs(model: nn.Module, example: Any) -> Costs:
+    return Costs(parameters(model), macs(model, example), packed_bytes(model))
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def macs(model: nn.Module, example: Any) -> int:
+    """Of convolutions, linear layers, matrix products and attention, counted on the operations that really run."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would not be counted
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in trainable:  # torch's counter looks for the gradients of modules that are given a view of a parameter
+            p.requires_grad_(False)
+        with evaluating(model), FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
+            call(model, example)
+    finally:
+        for p in trainable:
+            p.requires_grad_(True)
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return counter.get_total_flops() // 2 // batch_size(example)
+
+
+def batch_size(example: Any) -> int:
+    tensors = [t for t in torch.utils._pytree.tree_leaves(example) if isinstance(t, torch.Tensor) and t.ndim]
+    return int(tensors[0].shape[0]) if tensors else 1

@@ -1,0 +1,136 @@
+"""The whole frontier from one trained model: accuracy against size, plain and refit, without retraining."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.cost import Costs, costs
+from sparsefw.compression.latency import measure
+from sparsefw.compression.layers import as_matrices, is_layer, weight_of
+from sparsefw.compression.refit import Progress
+from sparsefw.compression.stages import Selection
+from sparsefw.compression.workshop import KINDS, Settings, Workshop, globs, one_of, positive, ratios_of
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One size. plain: BatchNorm statistics recomputed only; refit: fitted in closed form; distance: ||W - C(W)|| / ||W||."""
+
+    ratio: float
+    plain: float
+    refit: float | None
+    distance: float
+    costs: Costs | None = None
+    milliseconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metric of the dense model (statistics recomputed) and at every ratio removed. Masked curves have no sizes."""
+
+    kind: str
+    form: str
+    dense: float
+    dense_costs: Costs
+    dense_milliseconds: float | None
+    points: tuple[CurvePoint, ...]
+
+    def __str__(self) -> str:
+        sized, timed = self.form == "removed", self.dense_milliseconds is not None
+        header = f"{self.kind + ' removed':>16}  {'plain':>7}  {'refit':>7}  {'distance':>8}"
+        header += "  parameters        MACs       bytes" * sized + "        ms" * timed
+        whole = _sizes(self.dense_costs, self.dense_milliseconds, sized)
+        lines = [header, f"{'dense':>16}  {self.dense:7.2f}" + " " * 19 + whole]
+        for p in self.points:
+            refit = f"{p.refit:7.2f}" if p.refit is not None else "      -"
+            sizes = _sizes(p.costs, p.milliseconds, sized)
+            lines.append(f"{p.ratio:>16.0%}  {p.plain:7.2f}  {refit}  {p.distance:8.3f}{sizes}")
+        return "\n".join(line.rstrip() for line in lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _sizes(size: Costs | None, milliseconds: float | None, sized: bool) -> str:
+    text = f"  {size.parameters:>10,}  {size.macs:>10,}  {size.bytes:>10,}" if size is not None and sized else ""
+    return text + (f"  {milliseconds:8.3f}" if milliseconds is not None else "")
+
+
+def curve(
+    model: nn.Module,
+    kind: str,
+    at: Sequence[float],
+    *,
+    calibration: Iterable[Any],
+    evaluate: Callable[[nn.Module], float],
+    form: str = "masked",
+    example: Any = None,
+    refit: bool = True,
+    score: str = "l1",
+    allocation: str | None = None,
+    include: str | Sequence[str] = "*",
+    exclude: str | Sequence[str] = (),
+    round_to: int = 1,
+    latency: bool = False,
+    progress: Progress | None = None,
+) -> Curve:
+    """Compress one model to every ratio in `at` by "filters", "rank" or "weights", and evaluate each. Arguments as in compress.
+
+    form="masked" is the paper's protocol and tells accuracies only; "removed" also tells sizes, and with latency=True measured
+    milliseconds of the example's batch. The dense network's forward passes for refit are shared between all points.
+    """
+    one_of("kind", kind, KINDS)
+    ratios = ratios_of(at)
+    settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+    work = Workshop(model, example, calibration, settings, progress)
+    dense, stage = float(evaluate(copy.deepcopy(work.dense))), work.stage(kind, work.dense)
+    counts = [work.counts(stage, ratio) for ratio in ratios]
+
+    def timed(net: nn.Module) -> float | None:
+        return measure(net, work.example).median if latency and form == "removed" else None
+
+    plain = []
+    for kept in counts:  # one at a time: a plain point is evaluated and let go
+        built = stage.build(kept)
+        lost = distance(work.dense, built.model)
+        work.recover(work.dense, [built], refit=False)
+        size = costs(built.model, work.example) if form == "removed" else None
+        plain.append((float(evaluate(built.model)), lost, size, timed(built.model)))
+    fitted: list[float | None] = [None] * len(ratios)
+    if refit:
+        builts = [stage.build(kept) for kept in counts]
+        work.recover(work.dense, builts, refit=True)
+        fitted = [float(evaluate(built.model)) for built in builts]
+    points = tuple(
+        CurvePoint(ratio, value, better, lost, size, ms)
+        for ratio, (value, lost, size, ms), better in zip(ratios, plain, fitted, strict=True)
+    )
+    return Curve(kind, form, dense, costs(work.dense, work.example), timed(work.dense), points)
+
+
+def distance(dense: nn.Module, small: nn.Module) -> float:
+    """||W - C(W)|| / ||W|| over all convolutions and linear layers, what is removed counted as zero."""
+    lost, total = 0.0, 0.0
+    for name, layer in dense.named_modules():
+        if not is_layer(layer):
+            continue
+        before = as_matrices(layer).detach().double()
+        own = float(before.square().sum())
+        total += own
+        now = _weight(small.get_submodule(name))
+        lost += float((before - now).square().sum()) if now.shape == before.shape else own - float(now.square().sum())
+    return math.sqrt(max(lost, 0.0) / total) if total else 0.0
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    with torch.no_grad():
+        if isinstance(layer, nn.Sequential):
+            return as_matrices(layer[1]).double() @ as_matrices(layer[0]).double()
+        return as_matrices(layer, weight_of(layer)).double()

@@ -1,0 +1,182 @@
+"""Latency: measured, never computed from MACs. Warm-up, then the median of many runs, with its spread."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sparsefw.compression.layers import AnyConv, call, evaluating, hooks, is_layer
+from sparsefw.environment import device_name
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per call: median and interquartile range over `runs`, with what it was measured on."""
+
+    median: float
+    spread: float
+    runs: int
+    batch: int
+    threads: int
+    device: str
+    backend: str
+
+    def __str__(self) -> str:
+        where = f"batch {self.batch}, {self.backend}, {self.device}, {self.threads} threads"
+        return f"{self.median:.3f} ms (+- {self.spread / 2:.3f}), {where}"
+
+
+def measure(
+    model: nn.Module, example: Any, *, batch: int | None = None, seconds: float = 1.0, backend: str = "eager"
+) -> Latency:
+    """The latency of one forward pass: `backend` is "eager" or "onnxruntime"; `batch` repeats the example's first item."""
+    inputs = example if batch is None else tree_map(lambda t: _repeated(t, batch), example)
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    device = tensors[0].device
+    if backend == "onnxruntime":
+        from sparsefw.compression.export import onnx_session
+
+        once: Callable[[], Any] = onnx_session(model, inputs)
+        label = "cpu"
+    else:
+        label = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+        def once() -> Any:
+            return call(model, inputs)
+
+    with evaluating(model):
+        times = repeat(once, seconds, device)
+    quarters = statistics.quantiles(times, n=4)
+    return Latency(
+        statistics.median(times),
+        quarters[2] - quarters[0],
+        len(times),
+        len(tensors[0]),
+        torch.get_num_threads(),
+        label,
+        backend,
+    )
+
+
+def repeat(
+    once: Callable[[], Any], seconds: float, device: torch.device, least: int = 10, most: int = 2000
+) -> list[float]:
+    """Milliseconds of single calls, after a warm-up of a fifth of the time."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        once()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) * 1e3
+
+    end = time.perf_counter() + seconds / 5
+    warm = 0
+    while time.perf_counter() < end or warm < 3:
+        timed()
+        warm += 1
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while (time.perf_counter() < end or len(times) < least) and len(times) < most:
+        times.append(timed())
+    return times
+
+
+def _repeated(value: Any, batch: int) -> Any:
+    if not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return torch.cat([value[:1]] * batch)  # in the value's memory format
+
+
+class Table:
+    """Latencies of single layers on this device, kept on disk: a layer of a shape is measured once per machine."""
+
+    def __init__(self, device: torch.device) -> None:
+        where = os.environ.get("SPARSEFW_CACHE") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparsefw"
+        )
+        identity = hashlib.sha256(f"{device_name(device)} torch {torch.__version__}".encode()).hexdigest()[:16]
+        self.path = Path(where).expanduser() / f"latency-{identity}.json"
+        self._times: dict[str, float] = self._read()
+
+    def _read(self) -> dict[str, float]:
+        try:
+            times = json.loads(self.path.read_text())
+            return {str(k): float(v) for k, v in times.items() if 0 < float(v) < math.inf}
+        except (OSError, ValueError, AttributeError, TypeError):  # not there, or damaged: measured again
+            return {}
+
+    def of(self, layer: nn.Module, x: Tensor) -> float:
+        key = f"{_describe(layer)} on {tuple(x.shape)} {tuple(x.stride())} {x.dtype}"
+        if key not in self._times:
+            with evaluating(layer):
+                self._times[key] = statistics.median(repeat(lambda: layer(x), 0.05, x.device, least=5))
+            self._write()
+        return self._times[key]
+
+    def _write(self) -> None:
+        """Written aside and swapped in, so that no reader sees half a file; where none can be written, there is no cache."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
+                json.dump(self._times, file)
+            os.replace(file.name, self.path)
+
+
+def _describe(layer: Any) -> str:
+    if isinstance(layer, nn.Linear):
+        return f"Linear {layer.in_features} {layer.out_features} {layer.bias is not None}"
+    assert isinstance(layer, AnyConv)
+    parts = (
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.padding_mode,
+        layer.output_padding,
+        layer.dilation,
+        layer.groups,
+        layer.bias is not None,
+    )
+    return f"{type(layer).__name__} {' '.join(map(str, parts))}"
+
+
+def estimate(model: nn.Module, example: Any, table: Table) -> float:
+    """The sum of the latencies of all convolutions and linear layers at the shapes that they really see."""
+    total = 0.0
+
+    def make(name: str, module: nn.Module) -> tuple[Any, ...]:
+        def look(layer: nn.Module, args: Any) -> None:
+            nonlocal total
+            if not busy:
+                busy.append(True)
+                total += table.of(layer, args[0].detach())
+                busy.clear()
+
+        return (module.register_forward_pre_hook(look),) if is_layer(module) else ()
+
+    busy: list[bool] = []  # the layer calls itself while it is measured
+    with evaluating(model), hooks(model, make):
+        call(model, example)
+    return total
+
+
+def share_of_latency(small: nn.Module, dense: nn.Module, example: Any) -> float:
+    tensors = [t for t in tree_leaves(example) if isinstance(t, Tensor)]
+    table = Table(tensors[0].device)
+    return estimate(small, example, table) / estimate(dense, example, table)

@@ -1,0 +1,48 @@
+"""Weights: the smallest entries set to 0, over all layers at once, per layer, or N of every M along the input channels.
+
+minimise ||W - X||_F  over  X with the given number of nonzero entries
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.layers import TRANSPOSED, weight_of
+
+
+def global_masks(weights: dict[str, Tensor], removed: float) -> dict[str, Tensor]:
+    """Masks that remove exactly floor(removed * N) of all N entries, the smallest ones; ties by position."""
+    flat = torch.cat([w.detach().abs().flatten() for w in weights.values()])
+    kept = flat.numel() - math.floor(removed * flat.numel() + 1e-9)
+    parts = largest(flat, kept).split([w.numel() for w in weights.values()])
+    return {name: part.view(w.shape) for (name, w), part in zip(weights.items(), parts, strict=True)}
+
+
+def layer_masks(weights: dict[str, Tensor], removed: float) -> dict[str, Tensor]:
+    """The same in every layer for itself."""
+    return {name: global_masks({name: w}, removed)[name] for name, w in weights.items()}
+
+
+def n_m_mask(layer: nn.Module, n: int, m: int) -> Tensor:
+    """True at the n largest of every m entries along the input channels; all True where the layer has at most n."""
+    weight = weight_of(layer).detach()
+    axis = 0 if isinstance(layer, TRANSPOSED) else 1
+    along = weight.abs().movedim(axis, -1)
+    length = along.shape[-1]
+    blocks = nn.functional.pad(along, (0, -length % m), value=-1.0).unflatten(-1, (-1, m))
+    chosen = torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, blocks.topk(n, dim=-1).indices, True)
+    return chosen.flatten(-2)[..., :length].movedim(-1, axis)
+
+
+def largest(magnitudes: Tensor, count: int) -> Tensor:
+    """True at exactly `count` largest entries; of equal ones the first, so that every device and every file chooses alike."""
+    if not count:
+        return torch.zeros_like(magnitudes, dtype=torch.bool)
+    threshold = magnitudes.kthvalue(magnitudes.numel() - count + 1).values
+    mask = magnitudes > threshold
+    equal = (magnitudes == threshold).nonzero().flatten()
+    mask[equal[: count - int(mask.sum())]] = True
+    return mask

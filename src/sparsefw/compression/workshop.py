@@ -1,0 +1,290 @@
+"""The workshop: a private copy of a model, ready to be compressed any number of times and recovered without retraining."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
+from sparsefw.compression.attention import heads_of, plain_attention
+from sparsefw.compression.batchnorm import has_batch_norm, recalibrate_
+from sparsefw.compression.calibration import Calibration, device_of, mean_over_ranks, run
+from sparsefw.compression.cost import costs
+from sparsefw.compression.filters import relative_gap
+from sparsefw.compression.latency import share_of_latency
+from sparsefw.compression.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, is_layer, shared_layers
+from sparsefw.compression.lowrank import is_standard
+from sparsefw.compression.moments import match_moments
+from sparsefw.compression.plan import Edit, Unfuse, Untouched
+from sparsefw.compression.refit import Progress
+from sparsefw.compression.refit import refit as fit_to_dense
+from sparsefw.compression.score import SCORES, observe
+from sparsefw.compression.stages import Built, LowRank, MaskedFilters, RemovedFilters, Selection, SparseWeights, Stage
+from sparsefw.compression.target import Target, least_compression, most_compression
+
+KINDS = ("filters", "rank", "weights")  # and the order in which they are applied
+FORMS = ("removed", "masked")
+Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compress, apart from how much."""
+
+    form: str = "removed"
+    score: str = "l1"
+    allocation: str | None = None
+    selection: Selection = field(default_factory=Selection)
+    refit: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, FORMS)
+        one_of("score", self.score, SCORES)
+        if self.allocation is not None:
+            one_of("allocation", self.allocation, (*ALLOCATIONS, SENSITIVITY))
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in list(known):
+        raise ValueError(f"{what}={value!r}: there are {', '.join(known)}")
+
+
+def globs(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def positive(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"round_to={value!r}: must be a whole number of at least 1")
+    return value
+
+
+def ratios_of(at: Any) -> list[float]:
+    ratios = [float(ratio) for ratio in at] if isinstance(at, Iterable) else []
+    if not ratios or not all(0 <= ratio < 1 for ratio in ratios):
+        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
+    return ratios
+
+
+class Workshop:
+    """A private copy of the model, ready to be compressed any number of times."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        calibration: Iterable[Any] | None,
+        settings: Settings,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"compress needs a torch.nn.Module, got {type(model).__name__}")
+        _check_finite(model)
+        self.settings, self.progress, self.source = settings, progress, model
+        self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
+        self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
+        if example is None and self.calibration is None:
+            raise ValueError(
+                "give calibration= (batches without labels, some hundred images), or at least one example= input: "
+                "without calibration nothing is recovered after compression"
+            )
+        self.example = example if example is not None else self.calibration.example  # type: ignore[union-attr]
+        self.dense = plain_attention(_copy(model))
+        self.unfused = [
+            Unfuse(n)
+            for n, m in model.named_modules()
+            if isinstance(m, nn.MultiheadAttention)
+            and n
+            and not isinstance(self.dense.get_submodule(n), nn.MultiheadAttention)
+        ]
+        self._check_globs()
+        with evaluating(self.dense):
+            run(self.dense, self.example, "example" if example is not None else "calibration")
+        if progress is not None and not callable(progress):
+            raise ValueError(f"progress must be a function of (done, total, layer name), got {progress!r}")
+        if self.calibration is not None:
+            recalibrate_(self.dense, self.calibration)
+
+    def _check_globs(self) -> None:
+        """A pattern that matches nothing is a typo, and would protect or choose nothing."""
+        names = [name for name, module in self.dense.named_modules() if is_layer(module) or heads_of(module)]
+        for word, patterns in (
+            ("include", self.settings.selection.include),
+            ("exclude", self.settings.selection.exclude),
+        ):
+            for pattern in patterns:
+                if names and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                    raise ValueError(f"{word}={pattern!r} matches no layer; there are {', '.join(names[:4])}, ...")
+
+    def stage(self, kind: str, model: nn.Module, pattern: tuple[int, int] | None = None) -> Stage:
+        """One kind of compression of this model; of the dense one it is prepared once."""
+        if model is not self.dense:
+            return self._prepare(kind, model, pattern)
+        if (kind, pattern) not in self._stages:
+            self._stages[kind, pattern] = self._prepare(kind, model, pattern)
+        return self._stages[kind, pattern]
+
+    def _prepare(self, kind: str, model: nn.Module, pattern: tuple[int, int] | None) -> Stage:
+        settings = self.settings
+        default = Global() if kind == "weights" else Uniform()
+        fixed = default if settings.allocation in (None, SENSITIVITY) else ALLOCATIONS[settings.allocation or ""]()
+        if kind == "filters":
+            needs_data = settings.score == "activation"
+            if needs_data and self.calibration is None:
+                raise ValueError("score='activation' needs calibration=")
+            observed = observe(model, self.example, self.calibration if needs_data else None)
+            make = RemovedFilters if settings.form == "removed" else MaskedFilters
+            stage: Stage = make(model, self.example, settings.score, observed, fixed, settings.selection)
+        elif kind == "rank":
+            stage = LowRank(model, fixed, settings.selection, self.compressible(model))
+        else:
+            stage = SparseWeights(model, fixed, settings.selection, pattern)
+        if not stage.units and model is self.dense:
+            known = "; ".join(f"{u.layer}: {u.reason}" for u in stage.untouched[:3])
+            reasons = known or "no layer is chosen by include/exclude"
+            raise ValueError(f"there is nothing to compress by {kind}: {reasons}")
+        if settings.allocation == SENSITIVITY and stage.units:
+            stage.allocation = Sensitivity(self.measure_damage(stage))
+        return stage
+
+    def compressible(self, model: nn.Module) -> list[str]:
+        """Layers in forward order without the last one, which writes the output; tied ones are left alone."""
+        shared = shared_layers(model)
+        return [name for name in forward_order(model, self.example)[:-1] if name not in shared]
+
+    def measure_damage(
+        self, stage: Stage, ratios: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.99)
+    ) -> dict[str, list[tuple[float, float]]]:
+        """Relative change of the output on the first calibration batch when only one unit is compressed."""
+        inputs = self.example if self.calibration is None else next(iter(self.calibration))
+        with evaluating(stage.model):
+            expected = call(stage.model, inputs)
+        everything = stage.counts(0.0)
+        damage: dict[str, list[tuple[float, float]]] = {}
+        for i, unit in enumerate(stage.units):
+            damage[unit.name] = []
+            for ratio in ratios:
+                counts = list(everything)
+                counts[i] = unit.rounded(unit.count - round(ratio * unit.count), 1)
+                small = stage.build(counts).model
+                with evaluating(small):
+                    gap = relative_gap(expected, call(small, inputs))
+                damage[unit.name].append((ratio, mean_over_ranks(gap)))
+        return damage
+
+    def counts(self, stage: Stage, ratio: float) -> list[int]:
+        """How many of each unit stay so that `ratio` of all are removed."""
+        if isinstance(stage.allocation, Uniform) or (
+            isinstance(stage, SparseWeights) and isinstance(stage.allocation, Global)
+        ):
+            return stage.counts(ratio)
+        most = stage.removed_share(stage.counts(1.0))
+        level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, most) - 1e-9)
+        return stage.counts(1.0 if level is None else level)
+
+    def carry_out(self, amounts: Amounts, recover: bool = True) -> tuple[nn.Module, list[Edit], list[Untouched]]:
+        """All kinds in turn, each on the result of the one before; with `recover`, each followed by refit or statistics."""
+        model = self.dense
+        edits: list[Edit] = []
+        untouched: list[Untouched] = []
+        for kind in KINDS:
+            if kind not in amounts:
+                continue
+            amount = amounts[kind]
+            if amount == 0:
+                continue
+            pattern = amount if isinstance(amount, tuple) else None
+            stage = self.stage(kind, model, pattern)
+            built = stage.build(stage.counts(0.0) if isinstance(amount, tuple) else self.counts(stage, amount))
+            edits += built.edits
+            untouched += [u for u in built.untouched if u not in untouched]
+            if recover:
+                untouched += [u for u in self.recover(model, [built]) if u not in untouched]
+            model = built.model
+        return (copy.deepcopy(model) if model is self.dense else model), edits, untouched
+
+    def recover(self, dense: nn.Module, builts: Sequence[Built], refit: bool | None = None) -> list[Untouched]:
+        """Refit, or for networks without BatchNorm matched moments; then BatchNorm statistics. Says what was left out."""
+        if self.calibration is None:
+            missing = Untouched("BatchNorm statistics", "no calibration: neither they nor the weights were fitted")
+            return [missing] if has_batch_norm(dense) else []
+        order, left = self.refittable(dense)
+        points = [built.point(dense) for built in builts]
+        fitting = self.settings.refit if refit is None else refit
+        if fitting:
+            behind = observe(dense, self.example, None).batch_norm
+
+            def absorbs_offset(name: str) -> bool:
+                return name in behind or bias_of(dense.get_submodule(name)) is not None
+
+            fit_to_dense(dense, points, order, self.calibration, absorbs_offset, self.progress)
+        elif not has_batch_norm(dense):
+            for point in points:
+                match_moments(dense, point, order, self.calibration, self.progress)
+        for point in points:
+            recalibrate_(point.model, self.calibration)
+        return left if fitting or not has_batch_norm(dense) else []
+
+    def refittable(self, dense: nn.Module) -> tuple[list[str], list[Untouched]]:
+        """Convolutions and linear layers that are called exactly once and own their weight."""
+        calls: dict[str, int] = {}
+        order = forward_order(dense, self.example, calls)
+        shared = shared_layers(dense)
+        reasons = {
+            name: "not fitted: used more than once" if calls[name] > 1 else "not fitted: shares its weight" if name in shared
+            else "not fitted: has a forward or hooks of its own" if not is_standard(dense.get_submodule(name))
+            else "not fitted: transposed" if not isinstance(dense.get_submodule(name), (*CONVOLUTIONS, nn.Linear)) else ""
+            for name in order
+        }  # fmt: skip
+        return [n for n in order if not reasons[n]], [Untouched(n, r) for n, r in reasons.items() if r]
+
+    def level_for(
+        self,
+        goal: Target,
+        amounts: Amounts,
+        driven: Sequence[str],
+        evaluate: Callable[[nn.Module], float] | None,
+    ) -> float:
+        dense = costs(self.dense, self.example)
+
+        def compressed(level: float, recover: bool) -> nn.Module:
+            return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]
+
+        if goal.metric == "drop":
+            assert evaluate is not None
+            metric = evaluate
+            before = mean_over_ranks(float(metric(copy.deepcopy(self.dense))))
+            return most_compression(
+                lambda level: before - mean_over_ranks(float(metric(compressed(level, True)))), goal
+            )
+        if goal.metric == "latency":
+            return least_compression(
+                lambda level: mean_over_ranks(share_of_latency(compressed(level, False), self.dense, self.example)),
+                goal,
+            )
+        name = {"params": "parameters"}.get(goal.metric, goal.metric)
+        whole = getattr(dense, name)
+        return least_compression(
+            lambda level: getattr(costs(compressed(level, False), self.example), name) / whole, goal
+        )
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"the model cannot be copied, and compress works on a copy: {line}") from error
+
+
+def _check_finite(model: nn.Module) -> None:
+    broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
+    # Buffers may hold -inf for a purpose: masks of attention.
+    broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
+    if broken:
+        raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")

@@ -1,0 +1,422 @@
+"""compress: kinds together, which layers, what stays as it was, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression import Compressed, compress
+from sparsefw.compression.plan import Keep, Split, Thin, Truncate, Zero
+
+X = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(0))
+BATCHES = [torch.randn(8, 3, 10, 10, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+KINDS = [
+    {"filters": 0.5},
+    {"filters": 0.5, "form": "masked"},
+    {"rank": 0.7},
+    {"weights": 0.8},
+    {"weights": "2:4"},
+    {"filters": 0.5, "rank": 0.5},
+    {"filters": 0.5, "weights": 0.5},
+    {"rank": 0.7, "weights": 0.5},
+    {"filters": 0.25, "rank": 0.7, "weights": 0.5},
+    {"filters": 0.5, "form": "masked", "rank": 0.7, "weights": 0.8},
+]
+
+
+def network(**options) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.AvgPool2d(6), nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5),
+    )  # fmt: skip
+    for module in net:
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return net.to(**options)
+
+
+def same_state(a: nn.Module | dict, b: nn.Module | dict) -> bool:
+    first, second = (m if isinstance(m, dict) else m.state_dict() for m in (a, b))
+    return list(first) == list(second) and all(
+        torch.equal(x, y) and x.dtype == y.dtype and x.stride() == y.stride()
+        for x, y in zip(first.values(), second.values(), strict=True)
+    )
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("how", KINDS, ids=str)
+def test_every_kind_and_all_together(how, calibrated):
+    net = network()
+    before, modes = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
+    state = torch.random.get_rng_state()
+    small = compress(net, example=X, calibration=BATCHES if calibrated else None, **how)
+    assert isinstance(small, Compressed)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+    # the given model is as it was
+    assert small.source is net
+    assert same_state(before, net)
+    assert [m.training for m in net.modules()] == modes
+
+    # the new one is made of plain modules, without hooks, of nothing that belongs to the given one
+    model = small.model
+    assert all(type(m).__module__.startswith("torch.nn.modules") for m in model.modules())
+    for m in (*model.modules(), *net.modules()):
+        assert not m._forward_hooks
+        assert not m._forward_pre_hooks
+        assert "forward" not in vars(m)
+    pointers = {t.data_ptr() for t in net.state_dict().values()}
+    assert not any(t.data_ptr() in pointers for t in model.state_dict().values())
+    assert model.training
+    with torch.no_grad():
+        out = model.eval()(X)
+    assert out.shape == (4, 5)
+    assert out.isfinite().all()
+    model.train()(X).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+    words = [e.word for e in small.plan.edits]
+    expected = {"filters": "zero" if how.get("form") == "masked" else "keep", "rank": "split", "weights": "thin"}
+    for kind, word in expected.items():
+        assert (word in words) == (kind in how)
+    order = [["keep", "zero"], ["split", "truncate"], ["thin"]]
+    ranks = [next(i for i, group in enumerate(order) if word in group) for word in words]
+    assert ranks == sorted(ranks)
+    assert small.costs.bytes < small.dense.bytes
+
+
+def test_filters_then_rank_then_weights():
+    """Each on the result of the one before."""
+    small = compress(network(), filters=0.5, rank=0.5, weights=0.5, example=X)
+    first = {e.layer: len(e.kept) for e in small.plan.edits if isinstance(e, Keep) and e.side == "out"}
+    assert first == {"0": 8, "3": 8, "8": 6}
+    ranks = {e.layer: e.rank for e in small.plan.edits if isinstance(e, (Split, Truncate))}
+    assert ranks == {"0": 4, "3": 4, "8": 3}  # of 8 x 27, 8 x 72 and 6 x 8
+    thin = {e.layer: e.of for e in small.plan.edits if isinstance(e, Thin)}
+    assert thin == {"0.0": 4 * 27, "0.1": 8 * 4, "3.0": 4 * 72, "3.1": 8 * 4, "8.0": 24, "8.1": 18, "10": 30}
+    zeros = sum(int((small.model.get_submodule(n).weight == 0).sum()) for n in thin)
+    assert zeros == math.floor(0.5 * sum(thin.values()))
+
+
+def test_nothing_asked_nothing_done():
+    net = network()
+    small = compress(net, filters=0.0, rank=0.0, weights=0, example=X)
+    assert small.plan.edits == ()
+    assert same_state(net, small.model)
+    assert small.model is not net
+    assert small.costs.parameters == small.dense.parameters
+
+
+def test_without_calibration_statistics_are_said_to_be_old():
+    small = compress(network(), filters=0.5, example=X)
+    (reason,) = [u.reason for u in small.plan.untouched if u.layer == "BatchNorm statistics"]
+    assert reason.startswith("no calibration")
+    small = compress(network(), filters=0.5, calibration=BATCHES)
+    assert "BatchNorm statistics" not in [u.layer for u in small.plan.untouched]
+
+
+def test_the_request_is_in_the_plan():
+    request = compress(network(), rank=0.5, calibration=BATCHES, refit=False, allocation="energy").plan.request
+    assert request["rank"] == 0.5
+    assert request["filters"] is None
+    assert request["allocation"] == "energy"
+    assert request["refit"] is False
+    assert compress(network(), rank=0.5, example=X).plan.request["refit"] is False  # nothing to fit to
+    assert compress(network(), rank=0.5, calibration=BATCHES).plan.request["refit"] is True
+
+
+def test_in_words():
+    text = str(compress(network(), filters=0.5, example=X))
+    assert "parameters" in text
+    assert "MACs" in text
+    assert "left as it is: BatchNorm statistics: no calibration" in text
+
+
+def test_twice_is_the_same():
+    first, second = (compress(network(), filters=0.5, weights=0.5, calibration=BATCHES) for _ in range(2))
+    assert same_state(first.model, second.model)
+    assert first.plan == second.plan
+
+
+def test_what_was_compressed_can_be_compressed_again():
+    once = compress(network(), filters=0.5, rank=0.5, example=X).model
+    twice = compress(once, filters=0.5, rank=0.5, weights=0.5, example=X)
+    assert twice.costs.parameters < twice.dense.parameters
+    with torch.no_grad():
+        assert twice.model.eval()(X).shape == (4, 5)
+
+
+# Which layers
+
+
+def touched(small: Compressed) -> set[str]:
+    kinds = (Split, Truncate, Thin, Zero)
+    return {e.layer for e in small.plan.edits if isinstance(e, kinds) or (isinstance(e, Keep) and e.side == "out")}
+
+
+@pytest.mark.parametrize(
+    "how", [{"filters": 0.5}, {"filters": 0.5, "form": "masked"}, {"rank": 0.7}, {"weights": 0.8}], ids=str
+)
+@pytest.mark.parametrize(
+    "choice, layers",
+    [
+        ({"include": "0"}, {"0"}),
+        ({"include": ["0", "3"]}, {"0", "3"}),
+        ({"include": "[03]", "exclude": "3"}, {"0"}),
+        ({"exclude": "3"}, {"0", "8", "10"}),
+        ({"exclude": ["0", "8"]}, {"3", "10"}),
+        ({"include": "*", "exclude": "?"}, {"10"}),
+    ],
+    ids=range(6),  # a set is printed in another order in every process
+)
+def test_globs_choose_layers(how, choice, layers):
+    possible = {"filters": {"0", "3", "8"}, "rank": {"0", "3", "8"}, "weights": {"0", "3", "8", "10"}}[next(iter(how))]
+    if how.get("form") == "masked":
+        possible = {"0", "3"}
+    if not layers & possible:
+        with pytest.raises(ValueError, match=r"^there is nothing to compress by [^\n]*$"):
+            compress(network(), example=X, **how, **choice)
+        return
+    net = network()
+    small = compress(net, example=X, **how, **choice)
+    assert touched(small) == layers & possible
+    for name in {"0", "3", "8", "10"} - layers:
+        assert small.model.get_submodule(name).weight.shape[0] == net.get_submodule(name).weight.shape[0]
+
+
+def test_the_layer_that_writes_the_output_keeps_its_outputs():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.Softmax(dim=1))
+    for form in ("removed", "masked"):
+        small = compress(net, filters=0.5, form=form, example=X)
+        assert touched(small) == {"0"}
+        assert small.model[2].out_channels == 5
+        assert small.model[2].weight.flatten(1).norm(dim=1).min() > 0
+        assert "2" in [u.layer for u in small.plan.untouched]
+    small = compress(net, rank=0.7, example=X)
+    assert touched(small) == {"0"}
+
+
+# What is refused
+
+
+BAD = [-0.1, 1.0, 1.5, math.nan, math.inf, True, False, [0.5], None.__class__]
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
+@pytest.mark.parametrize("value", [*BAD, "0.5", "half"], ids=str)
+def test_what_is_no_fraction(kind, value):
+    with pytest.raises(ValueError, match=rf"^{kind}=[^\n]*(must be in \[0, 1\)|a pattern is N:M)[^\n]*$"):
+        compress(network(), example=X, **{kind: value})
+
+
+@pytest.mark.parametrize("value", ["2:", ":4", "4:2", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
+def test_what_is_no_pattern(value):
+    with pytest.raises(ValueError, match=rf"^weights={value!r}: a pattern is N:M with 0 < N <= M, such as '2:4'$"):
+        compress(network(), example=X, weights=value)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"score": "l3"}, "score='l3': there are l1, l2, bn, activation"),
+        ({"form": "cut"}, "form='cut': there are removed, masked"),
+        ({"allocation": "fair"}, "allocation='fair': there are uniform, global, energy, worst, sensitivity"),
+        ({"round_to": 0}, "round_to=0: must be a whole number of at least 1"),
+        ({"round_to": 2.5}, "round_to=2.5: must be"),
+        ({"round_to": True}, "round_to=True: must be"),
+        ({"example": None}, "calibration="),
+        ({"example": None, "calibration": []}, "calibration is empty"),
+        ({"filters": None}, "how much? give filters=, rank= or weights="),
+        ({"include": "layer*"}, "include='layer*' matches no layer"),
+        ({"exclude": "head"}, "exclude='head' matches no layer"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_exist(wrong, says):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        compress(network(), **{"filters": 0.5, "example": X, **wrong})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("thing", [None, 3, network().state_dict(), nn.Linear, lambda x: x], ids=range(5))
+def test_what_is_no_model(thing):
+    with pytest.raises(ValueError, match=r"^compress needs a torch.nn.Module, got \w+$"):
+        compress(thing, filters=0.5, example=X)
+
+
+@pytest.mark.parametrize(
+    "net, x",
+    [
+        (nn.Sequential(nn.ReLU()), X),
+        (nn.Sequential(nn.Linear(3, 2)), torch.randn(1, 3)),
+        (nn.Sequential(nn.LayerNorm(3)), torch.randn(1, 3)),
+    ],
+)
+def test_nothing_to_compress(net, x):
+    for how in ({"filters": 0.5}, {"rank": 0.5}, {"filters": 0.5, "form": "masked"}):
+        with pytest.raises(ValueError, match=r"^there is nothing to compress by [^\n]*$"):
+            compress(net, example=x, **how)
+
+
+@pytest.mark.parametrize(
+    "name, bad", [("0.weight", math.nan), ("3.weight", math.inf), ("8.bias", -math.inf), ("4.running_var", math.nan)]
+)
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_models_that_are_not_finite(name, how, bad):
+    net = network()
+    net.state_dict()[name].view(-1)[0] = bad
+    with pytest.raises(ValueError, match=rf"^{name} contains NaN or inf[^\n]*$"):
+        compress(net, example=X, **how)
+
+
+@pytest.mark.parametrize(
+    "example", [torch.randn(2, 4, 10, 10), torch.randn(2, 3, 2, 2), (X, X), {"y": X}, "picture"], ids=range(5)
+)
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_an_example_that_does_not_fit(example, how):
+    with pytest.raises(ValueError, match=r"^example does not fit the model: inputs of shape [^\n]*$"):
+        compress(network(), example=example, **how)
+
+
+def test_a_model_that_cannot_be_copied():
+    net = network()
+    net.cache = net(X)  # a tensor that remembers how it was computed
+    with pytest.raises(ValueError, match=r"^the model cannot be copied, and compress works on a copy: [^\n]*$"):
+        compress(net, filters=0.5, example=X)
+
+
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_a_weight_computed_from_others_is_left_and_listed(how):
+    net = network()
+    nn.utils.parametrizations.weight_norm(net[3])
+    small = compress(net, calibration=BATCHES, **how)
+    assert any(u.layer == "3" for u in small.plan.untouched)
+    assert all(edit.layer != "3" or (isinstance(edit, Keep) and edit.side == "in") for edit in small.plan.edits)
+    assert small.costs.bytes < small.dense.bytes
+
+
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}], ids=str)
+def test_rounding_that_leaves_nothing_to_remove_is_said(how):
+    small = compress(network(), example=X, round_to=16, **how)
+    stuck = {u.layer: u.reason for u in small.plan.untouched if "round_to=16" in u.reason}
+    assert stuck == {name: f"has {count}, and round_to=16" for name, count in {"0": 16, "3": 16, "8": 12}.items()}
+
+
+# What a model is stays
+
+
+@pytest.mark.parametrize("how", KINDS, ids=str)
+def test_frozen_layers_stay_frozen(how):
+    net = network()
+    for p in net[3].parameters():
+        p.requires_grad_(False)
+    net[8].bias.requires_grad_(False)
+    small = compress(net, calibration=BATCHES, **how).model
+    assert not any(p.requires_grad for p in small[3].parameters())
+    assert all(p.requires_grad for n, p in small[8].named_parameters() if "weight" in n)
+    assert not any(p.requires_grad for n, p in small[8].named_parameters() if "bias" in n)
+    assert all(p.requires_grad for p in small[0].parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_stays(training):
+    for how in KINDS[:4]:
+        small = compress(network().train(training), calibration=BATCHES, **how).model
+        assert all(m.training == training for m in small.modules())
+
+
+@pytest.mark.parametrize("how", KINDS, ids=str)
+def test_float64(how):
+    net, data = network(dtype=torch.float64), [b.double() for b in BATCHES]
+    small = compress(net, calibration=data, **how)
+    assert {p.dtype for p in small.model.parameters()} == {torch.float64}
+    single = compress(network(), calibration=BATCHES, **how)
+    with torch.no_grad():
+        wide, narrow = small.model.eval()(data[0]), single.model.eval()(BATCHES[0]).double()
+    torch.testing.assert_close(wide, narrow, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", [k for k in KINDS if "form" not in k], ids=str)
+def test_half_precision(how, dtype, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # some CPUs lack the instructions that it would use
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4)).to(dtype)
+    x = torch.randn(8, 16).to(dtype)
+    small = compress(net, example=x, **how)
+    assert {p.dtype for p in small.model.parameters()} == {dtype}
+    wide = compress(copy.deepcopy(net).float(), example=x.float(), **how)
+    with torch.no_grad():
+        torch.testing.assert_close(small.model(x).float(), wide.model(x.float()), rtol=0.1, atol=0.1)
+    assert small.costs.parameters == wide.costs.parameters
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("how", KINDS, ids=str)
+def test_channels_last_stays(how, calibrated):
+    net = network(memory_format=torch.channels_last)
+    small = compress(net, example=X, calibration=BATCHES if calibrated else None, **how).model
+    for m in small.modules():
+        if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1):
+            assert m.weight.is_contiguous(memory_format=torch.channels_last)
+            assert not m.weight.is_contiguous()
+    plain = compress(network(), example=X, calibration=BATCHES if calibrated else None, **how).model
+    assert all(m.weight.is_contiguous() for m in plain.modules() if isinstance(m, nn.Conv2d))
+    with torch.no_grad():
+        torch.testing.assert_close(small.eval()(X), plain.eval()(X), rtol=1e-3, atol=1e-4)
+
+
+def test_inputs_by_name_and_by_position():
+    class TwoInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.head = nn.Linear(4, 12), nn.Linear(6, 12), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.head(torch.relu(self.a(x) + self.b(y)))
+
+    torch.manual_seed(0)
+    net, x, y = TwoInputs(), torch.randn(8, 4), torch.randn(8, 6)
+    expected = compress(net, filters=0.5, example=(x, y)).model
+    for given in (
+        {"example": {"y": y, "x": x}},
+        {"calibration": [{"x": x, "y": y}], "refit": False},
+        {"calibration": [((x, y), 0)], "refit": False},
+    ):
+        small = compress(net, filters=0.5, **given).model
+        assert small.a.out_features == small.b.out_features == small.head.in_features == 6
+        assert [p.shape for p in small.parameters()] == [p.shape for p in expected.parameters()]
+
+
+def test_whatever_else_a_model_has_is_carried_along():
+    class Named(nn.Module):
+        """Buffers, attributes, methods and a parameter outside of layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.register_buffer("mean", torch.arange(6.0))
+            self.temperature, self.labels = nn.Parameter(torch.tensor(2.0)), ("cat", "dog", "bird")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(x - self.mean))) / self.temperature
+
+        def name(self, i: int) -> str:
+            return self.labels[i]
+
+    small = compress(Named(), filters=0.5, example=torch.randn(2, 6)).model
+    assert type(small) is Named
+    assert small.name(1) == "dog"
+    assert torch.equal(small.mean, torch.arange(6.0))
+    assert float(small.temperature.detach()) == 2.0
+    assert small.body.out_features == 4

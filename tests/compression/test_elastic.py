@@ -1,0 +1,82 @@
+"""The elastic artifact: every stored size, with no data."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from sparsefw import compress, load, save, save_elastic
+from sparsefw.compression import ArtifactError
+
+GRID = (0.3, 0.5, 0.7)
+
+
+@pytest.fixture(params=["filters", "rank", "weights"])
+def stored(request, small_resnet, batches, tmp_path):
+    save_elastic(small_resnet, tmp_path / "e", request.param, GRID, calibration=batches)
+    return request.param, small_resnet, batches, tmp_path / "e"
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_every_point_is_what_compress_gives(stored, refit):
+    kind, model, batches, folder = stored
+    for ratio in GRID:
+        direct = compress(model, calibration=batches, refit=refit, **{kind: ratio}).model
+        again = load(folder, refit=refit, **{kind: ratio}).model
+        torch.testing.assert_close(again(batches[0]), direct(batches[0]), rtol=1e-5, atol=1e-5)
+        assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in direct.parameters())
+
+
+def test_plain_points_share_the_weights(stored):
+    _, _, _, folder = stored
+    size = {p.name: p.stat().st_size for p in folder.iterdir()}
+    assert size["plain-0.5.safetensors"] < 0.35 * size["model.safetensors"]
+    assert size["plain-0.5.safetensors"] < size["refit-0.5.safetensors"]
+
+
+def test_nearest_point_is_said(stored):
+    kind, _, _, folder = stored
+    with pytest.warns(UserWarning, match=f"{kind}=0.62 is not stored; the nearest of 0.3, 0.5, 0.7 is 0.7"):
+        load(folder, **{kind: 0.62})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(folder, **{kind: 0.7})
+
+
+def test_target_takes_the_largest_that_fits(small_resnet, batches, tmp_path):
+    save_elastic(small_resnet, tmp_path / "e", "filters", GRID, calibration=batches, refit=False)
+    dense = sum(p.numel() for p in small_resnet.parameters())
+    found = load(tmp_path / "e", target="params=0.3")
+    assert found.plan.request["filters"] == 0.5
+    assert sum(p.numel() for p in found.model.parameters()) <= 0.3 * dense
+    assert load(tmp_path / "e", target="macs=0.3").certificate["costs"]["compressed"]["macs"] > 0
+    with pytest.raises(ArtifactError, match=r"no stored point has params=0.01; the smallest is params=0\.\d+"):
+        load(tmp_path / "e", target="params=0.01")
+
+
+def test_bad_requests(small_resnet, batches, tmp_path):
+    save_elastic(small_resnet, tmp_path / "e", "filters", GRID, calibration=batches, refit=False)
+    save(compress(small_resnet, filters=0.5, calibration=batches, refit=False), tmp_path / "a")
+    for wrong in (dict(), dict(rank=0.5), dict(filters=0.5, target="params=0.5"), dict(filters=0.5, rank=0.5)):
+        with pytest.raises(ArtifactError, match=r"offers filters = 0.3, 0.5, 0.7"):
+            load(tmp_path / "e", **wrong)
+    with pytest.raises(ArtifactError, match="no refit points"):
+        load(tmp_path / "e", filters=0.5, refit=True)
+    with pytest.raises(ArtifactError, match="knows params, macs, bytes"):
+        load(tmp_path / "e", target="latency=0.5")
+    with pytest.raises(ArtifactError, match="one size only"):
+        load(tmp_path / "a", filters=0.5)
+    with pytest.raises(ValueError, match="ratios to remove"):
+        save_elastic(small_resnet, tmp_path / "e", "filters", (1.0,), calibration=batches)
+    with pytest.raises(ValueError, match="kind='colour'"):
+        save_elastic(small_resnet, tmp_path / "e", "colour", GRID, calibration=batches)
+
+
+def test_only_the_asked_point_must_be_sound(small_resnet, batches, tmp_path):
+    save_elastic(small_resnet, tmp_path / "e", "filters", GRID, calibration=batches)
+    (tmp_path / "e" / "refit-0.3.safetensors").write_bytes(b"gone")
+    load(tmp_path / "e", filters=0.5)
+    with pytest.raises(ArtifactError, match="damaged or was edited"):
+        load(tmp_path / "e", filters=0.3)

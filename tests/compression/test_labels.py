@@ -1,0 +1,385 @@
+"""What happens to channels between two layers, operation by operation: followed, found out by numbers, or left with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compression.zoo import OUTPUT, Net, table
+from sparsefw.compression.channels import find_channels
+from sparsefw.compression.filters import parity, removable_channels
+from sparsefw.compression.labels import Labels, compact
+
+Operation = Callable[[Tensor], Tensor]
+SILENCE = "removing them is not the same as silencing them"
+FIXED_SIZE = "meets a tensor of fixed size"
+BY_POSITION = "taken apart by position"
+TWO_AXES = "laid out along two axes, such as groups to shuffle or heads"
+FEWER = "the model does not run with fewer of them (RuntimeError)"
+
+KEPT: dict[str, Operation] = {  # each channel for itself, and silent ones stay silent
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "tanh": torch.tanh,
+    "leaky relu": F.leaky_relu,
+    "elu": F.elu,
+    "selu": F.selu,
+    "mish": F.mish,
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "threshold at 0": lambda x: F.threshold(x, 0.0, 0.0),
+    "negated": lambda x: -x,
+    "scaled": lambda x: 2 * x / 3,
+    "square": lambda x: x**2,
+    "signed square root": lambda x: x.sign() * x.abs().sqrt(),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "in place": lambda x: F.relu(x, inplace=True).mul_(2).add_(x),
+    "double and back": lambda x: x.double().float(),
+    "dropout": lambda x: F.dropout(x, 0.5, training=False),
+    "maximum": lambda x: torch.maximum(x, 0.1 * x),
+    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "masked": lambda x: x.masked_fill(x < 0, 0.0),
+    "max pool": lambda x: F.max_pool2d(x, 2),
+    "max pool with indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "average pool": lambda x: F.avg_pool2d(x, 3, 1, 1),
+    "adaptive average pool": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "adaptive max pool": lambda x: F.adaptive_max_pool2d(x, 2),
+    "mean over the image": lambda x: x.mean((2, 3), keepdim=True),
+    "mean, axes put back": lambda x: x.mean((-1, -2))[:, :, None, None],
+    "largest over the image": lambda x: x.amax((2, 3), keepdim=True),
+    "norm over the image": lambda x: torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, size=7, mode="bilinear", align_corners=True),
+    "bicubic": lambda x: F.interpolate(x, size=7, mode="bicubic"),
+    "padded by zeros": lambda x: F.pad(x, (1, 1, 1, 1)),
+    "padded by reflection": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "padded by replication": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "cropped": lambda x: x[:, :, 1:-1, ::2],
+    "cropped by padding": lambda x: F.pad(x, (-1, -1, 0, 0)),
+    "rows apart": lambda x: torch.stack(x.unbind(2), 2),
+    "channels last and back": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "as tokens and back": lambda x: x.flatten(2).transpose(1, 2).transpose(1, 2).unflatten(2, (6, 6)),
+    "rolled over the image": lambda x: x.roll((1, 2), (2, 3)),
+    "in reverse order": lambda x: x.flip(1),
+    "joined with itself below": lambda x: torch.cat([x, x.square()], 2),
+    "stacked and summed": lambda x: torch.stack([x, x.relu()]).sum(0),
+    "softmax over the image": lambda x: x * x.flatten(2).softmax(-1).unflatten(2, (6, 6)),
+    "times its own mean": lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(),
+    "a gate per place": lambda x: x * torch.linspace(0, 1, 6).view(1, 1, 1, 6),
+    "a gate per image": lambda x: x * torch.tensor([1.0, 2.0]).view(2, 1, 1, 1),
+    "a scalar": lambda x: x * torch.tensor(3.0),
+}
+NOT: dict[str, tuple[Operation, str]] = {  # and the reason
+    "sigmoid": (torch.sigmoid, SILENCE),
+    "exponential": (lambda x: x.exp(), SILENCE),
+    "softplus": (F.softplus, SILENCE),
+    "hardsigmoid": (F.hardsigmoid, SILENCE),
+    "cosine": (torch.cos, SILENCE),
+    "plus one": (lambda x: x + 1, SILENCE),
+    "one over": (lambda x: 1 / (1 + x.square()), SILENCE),
+    "plus a picture": (lambda x: x + torch.ones(1, 1, 6, 6), SILENCE),
+    "padded by ones": (lambda x: F.pad(x, (1, 0, 0, 1), value=1.0), SILENCE),
+    "softmax": (lambda x: x.softmax(1), "softmax mixes the channels"),
+    "log softmax": (lambda x: x.log_softmax(1), "log_softmax mixes the channels"),
+    "cumulated": (lambda x: x.cumsum(1), "cumsum mixes the channels"),
+    "minus the mean": (lambda x: x - x.mean(1, keepdim=True), "mean mixes the channels"),
+    "minus the mean of all": (lambda x: x - x.mean(), "mean mixes the channels"),
+    "over the largest": (lambda x: x / x.amax(1, keepdim=True), "amax mixes the channels"),
+    "unit length": (lambda x: F.normalize(x, dim=1), "linalg_vector_norm mixes the channels"),
+    "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), "the operation native_layer_norm is not followed"),
+    "gated by half": (lambda x: F.glu(x.repeat(1, 2, 1, 1), 1), "the operation glu is not followed"),
+    "convolution": (
+        lambda x: F.conv2d(x, torch.ones(8, 8, 1, 1)),
+        "the operation convolution is not followed",
+    ),
+    "chosen": (lambda x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], "the operation index is not followed"),
+    "sorted": (lambda x: x.sort(1).values, "the operation sort is not followed"),
+    "cut in two": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), BY_POSITION),
+    "cut by sizes": (lambda x: torch.cat(x.split([3, 5], 1), 1), BY_POSITION),
+    "all but the first": (lambda x: torch.cat([x[:, :1], x[:, 1:].relu()], 1), BY_POSITION),
+    "every other": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), BY_POSITION),
+    "one by one": (lambda x: torch.stack(x.unbind(1), 1), BY_POSITION),
+    "cropped by padding": (lambda x: torch.cat([F.pad(x, (0, 0, 0, 0, -4, 0)), x[:, :4]], 1), BY_POSITION),
+    "rolled": (lambda x: x.roll(1, 1), BY_POSITION),
+    "rolled over all": (lambda x: x.roll(1), BY_POSITION),
+    "shuffled": (lambda x: x.unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2), TWO_AXES),
+    "shuffled by torch": (lambda x: F.channel_shuffle(x, 2), BY_POSITION),
+    "pixels from channels": (lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), TWO_AXES),
+    "means of groups": (lambda x: (x.unflatten(1, (2, 4)) / 2).flatten(1, 2), TWO_AXES),
+    "a constant": (lambda x: x * torch.linspace(0, 1, 8).view(8, 1, 1), FIXED_SIZE),
+    "written into a buffer": (
+        lambda x: torch.zeros(2, 8, 6, 6).copy_(x),
+        "the operation copy_ is not followed",
+    ),
+    "its own transpose": (
+        lambda x: (x.flatten(2) @ x.flatten(2).mT @ x.flatten(2)).unflatten(2, (6, 6)),
+        "a matrix product sums over the channels",
+    ),
+    "a size in the code": (lambda x: x.reshape(2, 8, 36).reshape(2, 8, 6, 6), FEWER),
+}
+
+
+def two_layers(operation: Operation) -> Net:
+    torch.manual_seed(0)
+    return Net(lambda m, x: m.b(operation(m.a(x))), a=nn.Conv2d(3, 8, 3, padding=1), b=nn.Conv2d(8, 4, 1))
+
+
+def example() -> Tensor:
+    return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_followed(name):
+    model, x = two_layers(KEPT[name]), example()
+    found = removable_channels(model, x)
+    assert table(found) == {"a.out b.in": (8, ""), "b.out": (4, OUTPUT)}
+    for gone in ([0], [7], [1, 2, 5], [0, 2, 4, 6, 7]):
+        assert parity(model, x, {found[0]: gone}) <= 1e-5
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_left_with_a_reason(name):
+    operation, reason = NOT[name]
+    found = removable_channels(two_layers(operation), example())
+    rows = [(channels.fixed, site.layer) for channels in found for site in channels.writers]
+    assert {layer for _, layer in rows} == {"a", "b"}
+    assert all(fixed == (reason if layer == "a" else OUTPUT) for fixed, layer in rows), rows
+
+
+def test_channels_laid_side_by_side_are_one_set_with_several_slots():
+    model = two_layers(lambda x: x.repeat(1, 2, 1, 1))
+    model.b = nn.Conv2d(16, 4, 1)
+    found = removable_channels(model, example())
+    assert table(found) == {"a.out b.inx2": (8, ""), "b.out": (4, OUTPUT)}
+    assert found[0].readers[0].slots == tuple((i, 8 + i) for i in range(8))
+    assert parity(model, example(), {found[0]: [1, 4]}) <= 1e-5
+
+
+def test_a_constant_beside_the_channels_stays():
+    """A map of coordinates, say: the channels before it can go, it cannot."""
+    torch.manual_seed(0)
+    model = Net(lambda m, x: m.b(torch.cat([m.a(x), x[:, :2]], 1)), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(10, 4, 1))
+    found = removable_channels(model, example())
+    assert table(found) == {
+        "a.out b.in": (8, ""),
+        "b.inx2": (1, "joined with a tensor of fixed size"),
+        "b.out": (4, OUTPUT),
+    }
+    assert parity(model, example(), {found[0]: [0, 5]}) <= 1e-5
+
+
+def test_padding_of_channels_as_in_the_first_residual_networks():
+    """The shortcut halves the image and doubles the channels by padding: those that come from padding must stay."""
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        x = m.stem(x)
+        return m.head((m.wide(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))).relu())
+
+    model = Net(run, stem=nn.Conv2d(3, 4, 1), wide=nn.Conv2d(4, 8, 3, 2, 1), head=nn.Conv2d(8, 5, 1))
+    found = removable_channels(model, example())
+    assert table(found) == {
+        "head.in stem.out wide.in wide.out": (4, ""),
+        "head.inx4 wide.outx4": (1, "joined with padding"),
+        "head.out": (5, OUTPUT),
+    }
+    assert [site.slots for site in found[0].sites if site.layer == "head"] == [((2,), (3,), (4,), (5,))]
+    assert parity(model, example(), {found[0]: [0, 3]}) <= 1e-5
+
+
+@pytest.mark.parametrize("form", ["matmul", "einsum", "torch"])
+def test_attention_of_one_head_keeps_queries_and_keys(form):
+    """What queries and keys are summed over changes the scores' scale; the channels of values are each for themselves."""
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        q, k, v = m.q(x), m.k(x), m.v(x)
+        if form == "torch":
+            mixed = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        elif form == "matmul":
+            mixed = (q @ k.transpose(1, 2) / 2).softmax(-1) @ v
+        else:
+            mixed = torch.einsum("bij,bjc->bic", torch.einsum("bic,bjc->bij", q, k).softmax(-1), v)
+        return m.o(mixed)
+
+    parts = {name: nn.Linear(6, 4) for name in ("q", "k", "v")}
+    model, x = Net(run, **parts, o=nn.Linear(4, 3)), torch.randn(2, 5, 6)
+    found = removable_channels(model, x)
+    reason = "attention sums over the channels" if form == "torch" else "a matrix product sums over the channels"
+    assert table(found) == {
+        "q.out": (4, reason),
+        "k.out": (4, reason),
+        "o.in v.out": (4, ""),
+        "o.out": (3, OUTPUT),
+    }
+    values = next(channels for channels in found if not channels.fixed)
+    assert parity(model, x, {values: [0, 2]}) <= 1e-5
+
+
+def test_attention_of_several_heads_made_by_hand_is_left():
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 2)).transpose(1, 2) for layer in (m.q, m.k, m.v))
+        return m.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    model = Net(run, q=nn.Linear(6, 4), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(4, 3))
+    found = removable_channels(model, torch.randn(2, 5, 6))
+    assert table(found) == {
+        **{f"{layer}.out": (4, TWO_AXES) for layer in "qkv"},
+        "o.out": (3, OUTPUT),
+    }
+
+
+def test_grouped_queries_of_several_heads_are_left():
+    """Fewer heads of keys and values than of queries."""
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        heads = [layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (m.q, m.k, m.v)]
+        return m.o(F.scaled_dot_product_attention(*heads, enable_gqa=True).transpose(1, 2).flatten(2))
+
+    model = Net(run, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(8, 3))
+    found = removable_channels(model, torch.randn(2, 5, 6))
+    assert {channels.name: channels.fixed for channels in found} == {
+        "q": TWO_AXES, "k": TWO_AXES, "v": TWO_AXES, "o": OUTPUT,
+    }  # fmt: skip
+
+
+def test_tokens_joined_along_their_axis_share_their_channels():
+    """A class token before the others: channel i of one is channel i of all."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.b(torch.cat([m.token.expand(2, 1, -1), m.a(x)], 1)),
+        token=nn.Parameter(torch.randn(1, 1, 8)),
+        a=nn.Linear(3, 8),
+        b=nn.Linear(8, 4),
+    )
+    x = torch.randn(2, 5, 3)
+    found = removable_channels(model, x)
+    assert table(found) == {"a.out b.in token.each": (8, ""), "b.out": (4, OUTPUT)}
+    assert parity(model, x, {found[0]: [1, 6]}) <= 1e-5
+
+
+def test_levels_of_a_pyramid_read_by_one_head():
+    """Feature maps of several sizes, flattened and joined along their places, as detectors do."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.head(torch.cat([m.fine(x).flatten(2), m.coarse(F.avg_pool2d(x, 2)).flatten(2)], 2)),
+        fine=nn.Conv2d(3, 6, 1),
+        coarse=nn.Conv2d(3, 6, 1),
+        head=nn.Conv1d(6, 4, 1),
+    )
+    found = removable_channels(model, example())
+    assert table(found) == {"coarse.out fine.out head.in": (6, ""), "head.out": (4, OUTPUT)}
+    assert parity(model, example(), {found[0]: [0, 1, 4]}) <= 1e-5
+
+
+def test_a_gate_with_one_channel_stays_and_what_it_gates_does_not():
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.b(m.a(x) * m.gate(x).sigmoid()),
+        a=nn.Conv2d(3, 8, 1),
+        gate=nn.Conv2d(3, 1, 1),
+        b=nn.Conv2d(8, 4, 1),
+    )
+    found = removable_channels(model, example())
+    assert table(found) == {
+        "a.out b.in": (8, ""),
+        "gate.out": (1, "one value scales many channels"),
+        "b.out": (4, OUTPUT),
+    }
+    assert parity(model, example(), {found[0]: [2, 3]}) <= 1e-5
+
+
+def test_an_outer_product_scales_many_channels_by_each_of_the_fewer():
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: m.c((m.a(x)[:, :, None] * m.b(x)[:, None, :]).flatten(1)),
+        a=nn.Linear(3, 4),
+        b=nn.Linear(3, 5),
+        c=nn.Linear(20, 2),
+    )
+    x = torch.randn(2, 3)
+    found = removable_channels(model, x)
+    assert table(found) == {
+        "a.out": (4, "one value scales many channels"),
+        "b.out c.inx4": (5, ""),
+        "c.out": (2, OUTPUT),
+    }
+    assert parity(model, x, {found[1]: [0, 3]}) <= 1e-5
+
+
+@dataclass
+class Both:
+    first: Tensor
+    others: dict[str, Tensor]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y, z: (y, z),
+        lambda y, z: [y, {"deep": (z,)}],
+        lambda y, z: {"out": y, "aux": z},
+        lambda y, z: Both(y, {"aux": z}),
+        lambda y, z: {"both": Both(y, {"aux": z}), "loss": 0.5, "nothing": None},
+    ],
+    ids=["tuple", "list", "dict", "dataclass", "all of it"],
+)
+def test_outputs_are_found_wherever_they_are(wrap):
+    torch.manual_seed(0)
+    model = Net(
+        lambda m, x: wrap(m.b(m.a(x)), m.c(m.a(x))), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1), c=nn.Conv2d(8, 2, 1)
+    )
+    found = removable_channels(model, example())
+    assert table(found) == {"a.out b.in c.in": (8, ""), "b.out": (4, OUTPUT), "c.out": (2, OUTPUT)}
+
+
+def error_line(model: nn.Module, inputs: object) -> str:
+    with pytest.raises(ValueError) as caught:
+        find_channels(model, inputs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_that_does_not_run_says_so_in_one_line():
+    def fails(m: Net, x: Tensor) -> Tensor:
+        raise RuntimeError("sizes do not match\n  at line 3\n  at line 4")
+
+    start = "the model does not run on the example: "
+    assert error_line(Net(fails, a=nn.Linear(3, 4)), torch.ones(2, 3)) == start + "RuntimeError: sizes do not match"
+    assert error_line(nn.Linear(3, 4), torch.ones(2, 5)).startswith(start + "RuntimeError: ")
+    assert error_line(nn.Linear(3, 4), {"y": torch.ones(2, 3)}).startswith(start + "TypeError: ")
+    nothing = Net(lambda m, x: "text", a=nn.Linear(3, 4))
+    assert error_line(nothing, torch.ones(2, 3)) == start + "TypeError: no tensors were found in what it returns"
+
+
+def test_labels_are_united_and_keep_the_first_reason():
+    labels = Labels()
+    a, b, c = labels.fresh(3), labels.fresh(3), labels.fresh(1)
+    labels.unite(a, b)
+    assert [labels.find(i) for i in b] == [labels.find(i) for i in a]
+    labels.fix(b[:1], "first")
+    labels.fix(a[:1], "second")
+    assert [labels.reason(i) for i in (*a, *b)] == ["first", "", "", "first", "", ""]
+    labels.fix(c, "of one")
+    labels.unite(a[1:], c)  # one label meets two: all three are one
+    assert [labels.reason(i) for i in a] == ["first", "of one", "of one"]
+    assert labels.find(int(a[1])) == labels.find(int(a[2])) == labels.find(int(c[0]))
+
+
+def test_labels_are_kept_compact():
+    columns = np.broadcast_to(np.arange(4).reshape(1, 4, 1), (3, 4, 5))
+    assert compact(columns).shape == (1, 4, 1)
+    assert compact(np.zeros((3, 4), dtype=np.int64)).shape == (1, 1)
+    assert compact(np.arange(6).reshape(2, 3)).shape == (2, 3)

@@ -1,0 +1,274 @@
+"""Targets: the least compression that meets them, and one line where none does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sparsefw.compression import compress
+from sparsefw.compression.allocate import ALLOCATIONS
+from sparsefw.compression.plan import Keep, Split
+from sparsefw.compression.target import MOST, Target, UnreachableError, least_compression, most_compression
+
+STEP = MOST / 2**14  # how finely the level is searched for
+METRICS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4),
+    )  # fmt: skip
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    "text, metric, value",
+    [
+        ("params=0.3", "params", 0.3),
+        (" macs = 1 ", "macs", 1.0),
+        ("bytes=5e-2", "bytes", 0.05),
+        ("drop=0", "drop", 0.0),
+    ],
+)
+def test_words_are_read(text, metric, value):
+    assert Target.parse(text) == Target(metric, value)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("params", "write one of params=0.3, macs=0.3, bytes=0.3, latency=0.3, drop=0.01"),
+        ("size=0.3", "write one of"),
+        ("", "write one of"),
+        ("=0.3", "write one of"),
+        ("params:0.3", "write one of"),
+        ("params=", "'' is not a number"),
+        ("params=half", "'half' is not a number"),
+        ("params=0.3=0.4", "'0.3=0.4' is not a number"),
+        ("params=0", "must be in (0, 1]"),
+        ("params=-0.1", "must be in (0, 1]"),
+        ("macs=1.01", "must be in (0, 1]"),
+        ("bytes=30", "must be in (0, 1]"),
+        ("latency=nan", "must be in (0, 1]"),
+        ("params=inf", "must be in (0, 1]"),
+        ("drop=-0.1", "must be at least 0"),
+        ("drop=nan", "must be at least 0"),
+    ],
+)
+def test_words_that_cannot_be_read(text, says):
+    with pytest.raises(ValueError, match=rf"^target {re.escape(repr(text))}: [^\n]*{re.escape(says)}[^\n]*$"):
+        compress(network(), target=text, example=X)
+
+
+def test_what_a_target_needs():
+    with pytest.raises(ValueError, match=r"^target drop= needs evaluate="):
+        compress(network(), target="drop=0.1", example=X)
+    with pytest.raises(ValueError, match=r"^by='layers': there are filters, rank, weights$"):
+        compress(network(), target="params=0.5", by="layers", example=X)
+    with pytest.raises(ValueError, match=r"^rank= and by='rank' both say how much; give one$"):
+        compress(network(), target="params=0.5", by=("filters", "rank"), rank=0.5, example=X)
+
+
+# The search
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_least_compression(slope_at, value):
+    """share falls from 1 to 0.1 at some level."""
+    seen = []
+
+    def share(level: float) -> float:
+        seen.append(level)
+        return 1.0 if level < slope_at * MOST else 0.1
+
+    target = Target("params", value)
+    if value < 0.1:
+        with pytest.raises(UnreachableError, match=r"params=.* cannot be reached: .* is 0\.1 of dense$"):
+            least_compression(share, target)
+        return
+    level = least_compression(share, target)
+    assert level == 0 or slope_at * MOST <= level <= slope_at * MOST + STEP
+    assert share(level) <= value
+    assert all(0 <= one <= MOST for one in seen)
+
+
+@given(st.floats(0, 1))
+def test_most_compression(breaks_at):
+    target = Target("drop", 0.5)
+    level = most_compression(lambda level: 0.0 if level <= breaks_at * MOST else 1.0, target)
+    assert level <= breaks_at * MOST or level == 0
+    assert level >= breaks_at * MOST - MOST / 2**7
+    assert most_compression(lambda level: math.nan, target) == 0
+
+
+# Parameters, MACs and bytes
+
+
+def share(small, metric: str) -> float:
+    return getattr(small.costs, METRICS[metric]) / getattr(small.dense, METRICS[metric])
+
+
+@pytest.mark.parametrize("value", [0.9, 0.5, 0.2])
+@pytest.mark.parametrize("by", ["filters", "rank", ("filters", "rank"), ("filters", "rank", "weights")], ids=str)
+@pytest.mark.parametrize("metric", ["params", "macs", "bytes"])
+def test_met_with_the_least_compression(metric, by, value):
+    small = compress(network(), target=f"{metric}={value}", by=by, example=X)
+    level = small.plan.request["level"]
+    assert share(small, metric) <= value
+    less = compress(
+        network(), example=X, **dict.fromkeys((by,) if isinstance(by, str) else by, max(0.0, level - 2 * STEP))
+    )
+    assert share(less, metric) > value
+    assert small.plan.request["target"] == f"{metric}={value}"
+
+
+@pytest.mark.parametrize("value", [0.9, 0.3, 0.1])
+def test_bytes_by_weights_to_within_a_few(value):
+    small = compress(network(), target=f"bytes={value}", by="weights", example=X)
+    total = small.dense.parameters
+    assert value - 4 * 4 * STEP * total / small.dense.bytes - 1e-3 <= share(small, "bytes") <= value
+
+
+def test_within_one_channel():
+    """Of 24 channels in each of three layers one more or less is the unit."""
+    small = compress(network(), target="params=0.5", example=X)
+    widths = [small.model[i].weight.shape[0] for i in (0, 2, 6)]
+    one_more = [w + 1 for w in widths]
+    sizes = [
+        sum(a * b * k + b for a, b, k in zip((3, *w), (*w, 4), (9, 9, 1, 1), strict=True)) for w in (widths, one_more)
+    ]
+    assert sizes[0] == small.costs.parameters <= small.dense.parameters / 2 < sizes[1]
+
+
+def test_one_kind_driven_another_given():
+    small = compress(network(), target="params=0.3", by="rank", filters=0.25, example=X)
+    assert share(small, "params") <= 0.3
+    widths = {e.layer: len(e.kept) for e in small.plan.edits if isinstance(e, Keep) and e.side == "out"}
+    assert widths == {"0": 18, "2": 18, "6": 18}
+    assert any(isinstance(e, Split) for e in small.plan.edits)
+    assert small.plan.request["filters"] == 0.25
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_still_met_after_refit(calibrated):
+    for metric, by in (("bytes", "weights"), ("params", "filters"), ("bytes", ("rank", "weights"))):
+        small = compress(
+            network(), target=f"{metric}=0.4", by=by, example=X, calibration=[X] * 2 if calibrated else None
+        )
+        assert share(small, metric) <= 0.4
+
+
+@pytest.mark.parametrize("metric, by", [("params", "filters"), ("macs", "rank"), ("bytes", "weights")])
+def test_out_of_reach_is_said_with_what_is_in_reach(metric, by):
+    with pytest.raises(UnreachableError, match=rf"^target {metric}=0.001 cannot be reached: [^\n]*$") as error:
+        compress(network(), target=f"{metric}=0.001", by=by, example=X)
+    named = float(re.search(r"is ([\d.e-]+) of dense", str(error.value))[1])
+    assert named == pytest.approx(share(compress(network(), **{by: MOST}, example=X), metric), rel=1e-3)
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize("how", [{"by": "weights"}, {"form": "masked"}], ids=str)
+@pytest.mark.parametrize("metric", ["params", "macs"])
+def test_what_zeros_cannot_change_is_said_at_once(metric, how):
+    with pytest.raises(
+        ValueError, match=rf"^target '{metric}=0.5': zeros stay in place, so {metric} cannot fall[^\n]*$"
+    ):
+        compress(network(), target=f"{metric}=0.5", example=X, **how)
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.3)  # no zeros, which would be packed
+    return layer
+
+
+@pytest.mark.parametrize("metric", ["params", "macs", "bytes"])
+@pytest.mark.parametrize(
+    "make, x", [(network, X), (attention, torch.randn(2, 5, 8))], ids=["convolutions", "attention"]
+)
+def test_all_of_it_is_no_compression(metric, make, x):
+    net = make()
+    small = compress(net, target=f"{metric}=1.0", by=("filters", "rank", "weights"), example=x)
+    assert small.plan.request["level"] == 0
+    assert [e.word for e in small.plan.edits if e.word != "unfuse"] == []
+    assert small.costs == small.dense
+    with torch.no_grad():
+        torch.testing.assert_close(small.model.eval()(x), net.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "kinds", [k for n in (1, 2, 3) for k in itertools.combinations(("filters", "rank", "weights"), n)], ids="+".join
+)
+@pytest.mark.parametrize("allocation", [*ALLOCATIONS, "sensitivity"])
+def test_more_compression_never_gives_a_bigger_model(kinds, allocation):
+    before = None
+    for ratio in (0.0, 0.1, 0.4, 0.7, 0.9, 0.97):
+        small = compress(network(), allocation=allocation, example=X, **dict.fromkeys(kinds, ratio))
+        found = small.costs.parameters, small.costs.macs, small.costs.bytes
+        if before is not None:
+            assert all(a <= b for a, b in zip(found, before, strict=True)), (ratio, found, before)
+        before = found
+
+
+# An accuracy to hold
+
+
+def score_by_size(model: nn.Module) -> float:
+    """A metric that falls as the square of what was removed: 100 for the dense model."""
+    dense = sum(p.numel() for p in network().parameters())
+    return 100 - 100 * (1 - sum(p.numel() for p in model.parameters()) / dense) ** 2
+
+
+@pytest.mark.parametrize("drop", [2.0, 8.0, 50.0])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_most_compression_that_keeps_the_metric(drop, calibrated):
+    calibration = [X] if calibrated else None
+    small = compress(network(), target=f"drop={drop}", example=X, calibration=calibration, evaluate=score_by_size)
+    level = small.plan.request["level"]
+    assert 100 - score_by_size(small.model) <= drop
+    assert 0 < level < MOST
+    more = compress(network(), filters=level + MOST / 2**7, example=X)
+    assert 100 - score_by_size(more.model) > drop
+
+
+def test_a_metric_that_never_falls_and_one_that_falls_at_once():
+    small = compress(network(), target="drop=0", example=X, evaluate=lambda model: 5)
+    assert small.plan.request["level"] == MOST
+    whole = sum(p.numel() for p in network().parameters())
+    evaluated = []
+
+    def brittle(model: nn.Module) -> float:
+        evaluated.append(model)
+        return 1.0 if sum(p.numel() for p in model.parameters()) == whole else math.nan
+
+    small = compress(network(), target="drop=0.5", example=X, evaluate=brittle)
+    assert small.plan.request["level"] < 0.03  # so little that no channel goes
+    assert small.costs == small.dense
+    assert all(isinstance(m, nn.Module) for m in evaluated)
+
+
+def test_what_evaluate_does_to_a_model_is_its_own_business():
+    def careless(model: nn.Module) -> float:
+        for p in model.parameters():
+            p.data.zero_()
+        model.train()
+        return 1.0
+
+    net = network()
+    small = compress(net, target="drop=0.5", example=X, evaluate=careless)
+    assert any(p.abs().sum() > 0 for p in small.model.parameters())
+    assert all(p.abs().sum() > 0 for p in net.parameters())
