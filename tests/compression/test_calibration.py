@@ -191,6 +191,14 @@ def test_what_is_no_iterable_of_batches(value):
         compress(network(), filters=0.5, calibration=value)
 
 
+@pytest.mark.parametrize("count, said", [(8, True), (31, True), (32, False), (40, False)])
+def test_few_inputs_are_worth_a_remark(count, said):
+    small = compress(network(), filters=0.5, calibration=torch.randn(count, 6).split(8))
+    remarks = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
+    few = f"only {count} inputs, too few to fit weights and statistics well: give some hundred"
+    assert remarks == [few] * said
+
+
 def test_a_wrong_shape_is_said_with_the_shapes():
     with one_line(r"calibration does not fit the model: inputs of shape \[\(8, 7\)\]: "):
         recalibrate(network(), [torch.zeros(8, 7)])

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsefw.compression import compress
-from sparsefw.compression.cost import Costs, batch_size, costs, macs, parameters
+from sparsefw.compression.calibration import batch_size
+from sparsefw.compression.cost import Costs, costs, macs, parameters
 from sparsefw.compression.packing import pack, packed_bytes, unique_tensors
 
 

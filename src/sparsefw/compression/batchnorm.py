@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.calibration import Calibration, add_over_ranks, device_of, run
-from sparsefw.compression.layers import BATCH_NORMS, evaluating, hooks
+from sparsefw.compression.layers import evaluating, hooks
+from sparsefw.layer_types import BATCH_NORMS
 
 
 class Moments:

@@ -31,13 +31,16 @@ class Calibration:
             raise ValueError(f"calibration must be an iterable of batches, got {type(batches).__name__}")
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = device
+        self.count = 0  # of inputs, known after a pass
 
     def __iter__(self) -> Iterator[Any]:
-        empty = True
+        empty, count = True, 0
         with _repeated_randomness(self._batches):
             for batch in _from_the_start(self._batches):
-                empty = False
-                yield tree_map(self._move, inputs_of(batch))
+                inputs = tree_map(self._move, inputs_of(batch))
+                empty, count = False, count + batch_size(inputs)
+                yield inputs
+        self.count = count
         if empty:
             raise ValueError("calibration is empty: it has no batch")
 
@@ -91,10 +94,16 @@ def inputs_of(batch: Any) -> Any:
     return batch
 
 
+def batch_size(inputs: Any) -> int:
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim]
+    return int(tensors[0].shape[0]) if tensors else 1
+
+
 def run(model: nn.Module, inputs: Any, what: str = "calibration") -> Any:
     """The model on one batch of calibration; what does not fit is said in one line."""
     for tensor in tree_leaves(inputs):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # -inf may be there for a purpose: masks of attention.
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool((tensor < torch.inf).all()):
             raise ValueError(f"{what} contains NaN or inf")
     try:
         return call(model, inputs)

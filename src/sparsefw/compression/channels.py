@@ -17,9 +17,6 @@ from torch.utils._pytree import tree_leaves
 from sparsefw.compression.attention import heads_of
 from sparsefw.compression.labels import Array, Labels, Tracer
 from sparsefw.compression.layers import (
-    BATCH_NORMS,
-    CONVOLUTIONS,
-    TRANSPOSED,
     AnyConv,
     call,
     channel_axis,
@@ -29,6 +26,7 @@ from sparsefw.compression.layers import (
     is_layer,
     shared_layers,
 )
+from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
 
 # Where in a layer channels live. OUT and IN are the two sides of a convolution or linear layer; EACH is a layer that keeps
 # channels apart (batch norm, depthwise convolution, PReLU, a bare parameter); HEADS are the heads of an attention block.

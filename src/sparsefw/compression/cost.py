@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from sparsefw.compression.calibration import batch_size
 from sparsefw.compression.layers import call, evaluating
 from sparsefw.compression.packing import packed_bytes
 
@@ -55,8 +56,3 @@ def macs(model: nn.Module, example: Any) -> int:
             p.requires_grad_(True)
         torch.backends.mha.set_fastpath_enabled(fast_path)
     return counter.get_total_flops() // 2 // batch_size(example)
-
-
-def batch_size(example: Any) -> int:
-    tensors = [t for t in torch.utils._pytree.tree_leaves(example) if isinstance(t, torch.Tensor) and t.ndim]
-    return int(tensors[0].shape[0]) if tensors else 1

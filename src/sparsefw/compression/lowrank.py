@@ -12,16 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.layers import (
-    CONVOLUTIONS,
-    TRANSPOSED,
-    as_matrices,
-    bias_of,
-    groups_of,
-    is_adorned,
-    set_weight,
-    weight_of,
-)
+from sparsefw.compression.layers import as_matrices, bias_of, groups_of, is_adorned, set_weight, weight_of
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 

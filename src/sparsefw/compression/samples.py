@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsefw.compression.layers import CONVOLUTIONS, AnyConv, channel_axis, groups_of
+from sparsefw.compression.layers import AnyConv, channel_axis, groups_of
+from sparsefw.layer_types import CONVOLUTIONS
 
 POSITIONS = 128  # per image and layer: of a larger feature map a random choice, the same for all images of a batch
 PATCH_BYTES = 256 * 2**20

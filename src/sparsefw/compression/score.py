@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from sparsefw.compression.calibration import Calibration, add_over_ranks, run
 from sparsefw.compression.channels import HEADS, IN, Channels, Site
 from sparsefw.compression.layers import (
-    BATCH_NORMS,
-    TRANSPOSED,
     as_matrices,
     call,
     channel_axis,
@@ -31,6 +29,7 @@ from sparsefw.compression.layers import (
     is_layer,
     weight_of,
 )
+from sparsefw.layer_types import BATCH_NORMS, TRANSPOSED
 
 
 @dataclass(frozen=True)

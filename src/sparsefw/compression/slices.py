@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sparsefw.compression.attention import PlainAttention
 from sparsefw.compression.channels import EACH, HEADS, IN, OUT, SEPARATE_NORMS
-from sparsefw.compression.layers import TRANSPOSED, AnyConv, groups_of, is_channels_last, weight_of
+from sparsefw.compression.layers import AnyConv, groups_of, is_channels_last, weight_of
+from sparsefw.layer_types import TRANSPOSED
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:

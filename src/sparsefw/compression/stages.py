@@ -16,21 +16,12 @@ from sparsefw.compression.allocate import Allocation, Global, Uniform, Unit
 from sparsefw.compression.attention import PlainAttention
 from sparsefw.compression.channels import EACH, HEADS, IN, OUT, Channels, Site, find_channels
 from sparsefw.compression.filters import removable_channels, removal
-from sparsefw.compression.layers import (
-    CONVOLUTIONS,
-    TRANSPOSED,
-    AnyConv,
-    as_matrices,
-    chosen,
-    is_layer,
-    set_weight,
-    shared_layers,
-    weight_of,
-)
+from sparsefw.compression.layers import AnyConv, as_matrices, chosen, is_layer, set_weight, shared_layers, weight_of
 from sparsefw.compression.plan import Edit, Keep, Split, Thin, Truncate, Untouched, Zero
 from sparsefw.compression.refit import Point, Solution, best_rank, on_support
 from sparsefw.compression.score import SCORES, Observed, readers_of
 from sparsefw.compression.slices import zero_filters
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 
 @dataclass(frozen=True)

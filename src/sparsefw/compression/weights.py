@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.layers import TRANSPOSED, weight_of
+from sparsefw.compression.layers import weight_of
+from sparsefw.layer_types import TRANSPOSED
 
 
 def global_masks(weights: dict[str, Tensor], removed: float) -> dict[str, Tensor]:

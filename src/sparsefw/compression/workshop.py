@@ -17,7 +17,7 @@ from sparsefw.compression.calibration import Calibration, device_of, mean_over_r
 from sparsefw.compression.cost import costs
 from sparsefw.compression.filters import relative_gap
 from sparsefw.compression.latency import share_of_latency
-from sparsefw.compression.layers import CONVOLUTIONS, bias_of, call, evaluating, forward_order, is_layer, shared_layers
+from sparsefw.compression.layers import bias_of, call, evaluating, forward_order, is_layer, shared_layers
 from sparsefw.compression.lowrank import is_standard
 from sparsefw.compression.moments import match_moments
 from sparsefw.compression.plan import Edit, Unfuse, Untouched
@@ -26,9 +26,11 @@ from sparsefw.compression.refit import refit as fit_to_dense
 from sparsefw.compression.score import SCORES, observe
 from sparsefw.compression.stages import Built, LowRank, MaskedFilters, RemovedFilters, Selection, SparseWeights, Stage
 from sparsefw.compression.target import Target, least_compression, most_compression
+from sparsefw.layer_types import CONVOLUTIONS
 
 KINDS = ("filters", "rank", "weights")  # and the order in which they are applied
 FORMS = ("removed", "masked")
+FEW = 32  # fewer calibration inputs than this are worth a remark
 Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)
 
 
@@ -228,7 +230,13 @@ class Workshop:
                 match_moments(dense, point, order, self.calibration, self.progress)
         for point in points:
             recalibrate_(point.model, self.calibration)
-        return left if fitting or not has_batch_norm(dense) else []
+        left = left if fitting or not has_batch_norm(dense) else []
+        if self.calibration.count < FEW:
+            said = (
+                f"only {self.calibration.count} inputs, too few to fit weights and statistics well: give some hundred"
+            )
+            left = [Untouched("calibration", said), *left]
+        return left
 
     def refittable(self, dense: nn.Module) -> tuple[list[str], list[Untouched]]:
         """Convolutions and linear layers that are called exactly once and own their weight."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.views import Groups, Spectrum
-from sparsefw.optim.radius import NORMALISATION, default_w, initial_norm
+from sparsefw.layer_types import NORMALISATION
+from sparsefw.optim.radius import default_w, initial_norm
 from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name
 from sparsefw.optim.table import table
 

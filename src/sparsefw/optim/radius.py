@@ -14,9 +14,7 @@ import numbers
 import torch
 from torch import Tensor, nn
 
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 # The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. The decay adds up over steps, so that shorter
 # trainings need a smaller region; no grid of the paper goes beyond 50.
@@ -40,7 +38,7 @@ def initial_norm(module: nn.Module, name: str, parameter: Tensor) -> float:
 
     Convolutions and linear layers draw uniformly from +-1/sqrt(fan_in), so that E ||p||^2 = entries / (3 fan_in).
     """
-    if isinstance(module, (*CONVOLUTIONS, nn.Linear)) and name in ("weight", "bias"):
+    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)) and name in ("weight", "bias"):
         fan_in = math.prod(module.weight.shape[1:])
         return math.sqrt(parameter.numel() / (3 * fan_in))
     reset = getattr(type(module), "reset_parameters", None)

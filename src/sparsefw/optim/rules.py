@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, GroupKSupportBall, KSupportBall, SpectralKSupportBall
-from sparsefw.optim.radius import CONVOLUTIONS, TRANSPOSED
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 Make = Callable[..., Ball]
 
@@ -28,9 +28,9 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "filters": Kind(GroupKSupportBall, CONVOLUTIONS),
-    "rank": Kind(SpectralKSupportBall, CONVOLUTIONS),
-    "weights": Kind(KSupportBall, (*CONVOLUTIONS, nn.Linear)),
+    "filters": Kind(GroupKSupportBall, (*CONVOLUTIONS, *TRANSPOSED)),
+    "rank": Kind(SpectralKSupportBall, (*CONVOLUTIONS, *TRANSPOSED)),
+    "weights": Kind(KSupportBall, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)),
     "neurons": Kind(GroupKSupportBall, (nn.Linear,)),
 }
 
