@@ -191,12 +191,19 @@ class LowRank(Stage):
     """Layers split in two; one that would not get smaller stays one, with the truncated weight."""
 
     def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
-        reasons = {n: lowrank.obstacle(model, n) for n in order if selection.takes(n)}
-        reasons |= {
-            n: f"shares its weight with {other}"
-            for n, other in shared_layers(model).items()
-            if is_layer(model.get_submodule(n)) and selection.takes(n)
-        }
+        """`order`: the names of the layers as they are called. The last one writes the output and keeps its rank."""
+        shared = shared_layers(model)
+
+        def obstacle(name: str) -> str:
+            if name in shared:
+                return f"shares its weight with {shared[name]}"
+            if name == order[-1]:
+                return "the model's output"
+            return lowrank.obstacle(model, name)
+
+        taken = [n for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
+        reasons = {n: obstacle(n) for n in order if n in taken}
+        reasons |= {n: "never called by itself" for n in taken if n not in reasons}
         super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items() if r])
         self.layers = {n: model.get_submodule(n) for n, reason in reasons.items() if not reason}
         self.units = [Unit(n, _spectrum(layer)) for n, layer in self.layers.items()]

@@ -143,7 +143,7 @@ class Workshop:
             make = RemovedFilters if settings.form == "removed" else MaskedFilters
             stage: Stage = make(model, self.example, settings.score, observed, fixed, settings.selection)
         elif kind == "rank":
-            stage = LowRank(model, fixed, settings.selection, self.compressible(model))
+            stage = LowRank(model, fixed, settings.selection, forward_order(model, self.example))
         else:
             stage = SparseWeights(model, fixed, settings.selection, pattern)
         if not stage.units and model is self.dense:
@@ -153,11 +153,6 @@ class Workshop:
         if settings.allocation == SENSITIVITY and stage.units:
             stage.allocation = Sensitivity(self.measure_damage(stage))
         return stage
-
-    def compressible(self, model: nn.Module) -> list[str]:
-        """Layers in forward order without the last one, which writes the output; tied ones are left alone."""
-        shared = shared_layers(model)
-        return [name for name in forward_order(model, self.example)[:-1] if name not in shared]
 
     def measure_damage(
         self, stage: Stage, ratios: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.99)
