@@ -207,10 +207,16 @@ def test_a_wrong_shape_is_said_with_the_shapes():
 
 
 @pytest.mark.parametrize(
-    "batch", ["text", 5, None, {"wrong name": torch.zeros(8, 6)}, torch.zeros(8, 6, dtype=torch.int64)]
+    "batch", [{"wrong name": torch.zeros(8, 6)}, torch.zeros(8, 6, dtype=torch.int64)], ids=["name", "dtype"]
 )
 def test_what_the_model_cannot_take(batch):
     with one_line("calibration does not fit the model: inputs of shape"):
+        recalibrate(network(), [batch])
+
+
+@pytest.mark.parametrize("batch", ["text", 5, None])
+def test_a_batch_without_tensors(batch):
+    with one_line(r"calibration has no tensor in it: \w+; give torch tensors, with a batch axis"):
         recalibrate(network(), [batch])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import Compressed, compress
-from sparsefw.compression.plan import Keep, Split, Thin, Truncate, Zero
+from sparsefw.compression.plan import Keep, Split, Thin, Truncate, Untouched, Zero, in_words
 
 X = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(0))
 BATCHES = [torch.randn(8, 3, 10, 10, generator=torch.Generator().manual_seed(i)) for i in range(3)]
@@ -119,10 +119,13 @@ def test_nothing_asked_nothing_done():
 
 def test_without_calibration_statistics_are_said_to_be_old():
     small = compress(network(), filters=0.5, example=X)
-    (reason,) = [u.reason for u in small.plan.untouched if u.layer == "BatchNorm statistics"]
-    assert reason.startswith("no calibration")
-    small = compress(network(), filters=0.5, calibration=BATCHES)
-    assert "BatchNorm statistics" not in [u.layer for u in small.plan.untouched]
+    (reason,) = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
+    assert reason == "none was given: neither weights nor BatchNorm statistics were fitted to what is left"
+    small = compress(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), filters=0.5, example=torch.randn(2, 3))
+    (reason,) = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
+    assert reason == "none was given: the weights were not fitted to what is left"
+    small = compress(network(), filters=0.5, calibration=[torch.cat(BATCHES * 2)])
+    assert "calibration" not in [u.layer for u in small.plan.untouched]
 
 
 def test_the_request_is_in_the_plan():
@@ -136,10 +139,27 @@ def test_the_request_is_in_the_plan():
 
 
 def test_in_words():
-    text = str(compress(network(), filters=0.5, example=X))
-    assert "parameters" in text
-    assert "MACs" in text
-    assert "left as it is: BatchNorm statistics: no calibration" in text
+    small = compress(network(), filters=0.5, weights="2:4", example=X)
+    assert repr(small) == str(small)
+    first, parameters, macs, size, *rest = str(small).splitlines()
+    assert first == "removed: 50 % of the filters, 2:4 of the weights"
+    assert parameters == "parameters           3,101 ->            929  (30.0%)"
+    assert macs.startswith("MACs ")
+    assert size.startswith("bytes ")
+    assert rest == [
+        "left as it is: 10: the model's output",
+        "note: calibration: none was given: neither weights nor BatchNorm statistics were fitted to what is left",
+    ]
+    met = str(compress(network(), target="params=0.3", example=X))
+    assert met.startswith("removed: 46.88 % of the filters, for params=0.3\n")
+
+
+def test_layers_with_the_same_reason_share_a_line():
+    entries = [Untouched(f"layer{i}", "excluded") for i in range(5)] + [Untouched("fc", "the model's output")]
+    assert in_words(entries) == [
+        "left as it is: layer0, layer1, layer2 and 2 more: excluded",
+        "left as it is: fc: the model's output",
+    ]
 
 
 def test_twice_is_the_same():
@@ -219,9 +239,9 @@ def test_what_is_no_fraction(kind, value):
         compress(network(), example=X, **{kind: value})
 
 
-@pytest.mark.parametrize("value", ["2:", ":4", "4:2", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
+@pytest.mark.parametrize("value", ["2:", ":4", "4:2", "4:4", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
 def test_what_is_no_pattern(value):
-    with pytest.raises(ValueError, match=rf"^weights={value!r}: a pattern is N:M with 0 < N <= M, such as '2:4'$"):
+    with pytest.raises(ValueError, match=rf"^weights={value!r}: a pattern is N:M with 0 < N < M, such as '2:4'$"):
         compress(network(), example=X, weights=value)
 
 
@@ -280,12 +300,18 @@ def test_models_that_are_not_finite(name, how, bad):
 
 
 @pytest.mark.parametrize(
-    "example", [torch.randn(2, 4, 10, 10), torch.randn(2, 3, 2, 2), (X, X), {"y": X}, "picture"], ids=range(5)
+    "example", [torch.randn(2, 4, 10, 10), torch.randn(2, 3, 2, 2), (X, X), {"y": X}], ids=range(4)
 )
 @pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
 def test_an_example_that_does_not_fit(example, how):
     with pytest.raises(ValueError, match=r"^example does not fit the model: inputs of shape [^\n]*$"):
         compress(network(), example=example, **how)
+
+
+@pytest.mark.parametrize("example", ["picture", 3, X.numpy(), (1, 3, 10, 10), {"x": None}], ids=range(5))
+def test_an_example_without_tensors(example):
+    with pytest.raises(ValueError, match=r"^example has no tensor in it: \w+; give torch tensors, with a batch axis$"):
+        compress(network(), filters=0.5, example=example)
 
 
 def test_a_model_that_cannot_be_copied():
@@ -309,7 +335,9 @@ def test_a_weight_computed_from_others_is_left_and_listed(how):
 def test_rounding_that_leaves_nothing_to_remove_is_said(how):
     small = compress(network(), example=X, round_to=16, **how)
     stuck = {u.layer: u.reason for u in small.plan.untouched if "round_to=16" in u.reason}
-    assert stuck == {name: f"has {count}, and round_to=16" for name, count in {"0": 16, "3": 16, "8": 12}.items()}
+    assert stuck == {
+        name: f"has {count}, no more than round_to=16 keeps" for name, count in {"0": 16, "3": 16, "8": 12}.items()
+    }
 
 
 # What a model is stays

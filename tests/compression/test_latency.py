@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import compress, latency
-from sparsefw.compression.latency import Latency, Table, estimate, measure, share_of_latency
+from sparsefw.compression.latency import Latency, Table, estimate, measure
 from sparsefw.compression.target import MOST, UnreachableError
 
 STEP = MOST / 2**14  # how finely the level is searched for
 METRICS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def share_of_latency(small: nn.Module, dense: nn.Module, example: Tensor) -> float:
+    table = Table(example.device)
+    return estimate(small, example, table) / estimate(dense, example, table)
 
 
 def network() -> nn.Module:

@@ -77,7 +77,9 @@ def test_what_a_target_needs():
         compress(network(), target="drop=0.1", example=X)
     with pytest.raises(ValueError, match=r"^by='layers': there are filters, rank, weights$"):
         compress(network(), target="params=0.5", by="layers", example=X)
-    with pytest.raises(ValueError, match=r"^rank= and by='rank' both say how much; give one$"):
+    with pytest.raises(
+        ValueError, match=r"^rank= and target= both say how much of the rank goes: give one, or another by=$"
+    ):
         compress(network(), target="params=0.5", by=("filters", "rank"), rank=0.5, example=X)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import compress, recalibrate
-from sparsefw.compression.workshop import Settings, Workshop
+from sparsefw.compression.settings import Settings
+from sparsefw.compression.workshop import Workshop
 
 HOW = [
     {"filters": 0.5},

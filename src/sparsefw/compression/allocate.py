@@ -21,14 +21,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefw.compression.weights import share_of
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One layer, or one set of channels: its magnitudes, and in how many equal blocks as many must be kept in each."""
+    """One layer, or one set of channels: its magnitudes, and in how many equal blocks as many must be kept in each.
+
+    width: how many channels each magnitude stands for, such as those of a head; roundings are of channels.
+    """
 
     name: str
     magnitudes: Tensor = field(compare=False)
     blocks: int = 1
+    width: int = 1
 
     @property
     def count(self) -> int:
@@ -42,7 +48,7 @@ class Unit:
         """The nearest number that can be kept: a multiple of round_to in each block, at least one, at most all."""
         per_block = self.count // self.blocks
         wanted = kept / self.blocks
-        step = max(1, round_to // math.gcd(round_to, self.blocks))
+        step = max(1, round_to // math.gcd(round_to, self.blocks * self.width))
         return self.blocks * min(per_block, max(min(step, per_block), math.floor(wanted / step + 0.5) * step))
 
 
@@ -62,7 +68,7 @@ class Global(Allocation):
         relative = [unit.magnitudes.double() / unit.magnitudes.double().mean().clamp(min=1e-300) for unit in units]
         smallest_first = torch.cat(relative).argsort(stable=True)  # of equal ones as many go as asked, not all
         stays = torch.ones(len(smallest_first), dtype=torch.bool)
-        stays[smallest_first[: math.floor(level * len(smallest_first) + 1e-9)]] = False
+        stays[smallest_first[: share_of(level, len(smallest_first))]] = False
         return [int(own.sum()) for own in stays.split([unit.count for unit in units])]
 
 

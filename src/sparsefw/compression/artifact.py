@@ -10,6 +10,7 @@ model.pt2            on request: a torch.export program
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.api import Compressed
+from sparsefw.compression.calibration import run
 from sparsefw.compression.export import export_onnx, export_program
 from sparsefw.compression.files import (
     ArtifactError,
@@ -34,8 +36,8 @@ from sparsefw.compression.files import (
     write_tensors,
 )
 from sparsefw.compression.filters import parity_of_plan
-from sparsefw.compression.latency import measure
-from sparsefw.compression.layers import is_channels_last
+from sparsefw.compression.latency import measure, repeated
+from sparsefw.compression.layers import evaluating, is_channels_last
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
 from sparsefw.environment import environment
@@ -74,15 +76,16 @@ def save(
     """
     if not isinstance(small, Compressed):
         raise ValueError(f"save takes what compress returns, not a {type(small).__name__}")
+    numbers, state = _numbers(metrics), state_of(small.model)
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
-        certificate = _certificate(small, metrics)
+        certificate = _certificate(small, numbers)
         write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
         if onnx:
             certificate["parity"]["onnxruntime"] = export_onnx(small.model, small.example, aside / "model.onnx")
         if program:
             export_program(small.model, small.example, aside / "model.pt2")
         write_json(aside / "certificate.json", certificate)
-        plan = {"format": FORMAT, "schema": SCHEMA, "model": built_from(small.source), "state": state_of(small.model)}
+        plan = {"format": FORMAT, "schema": SCHEMA, "model": built_from(small.source), "state": state}
         hashes = {path.name: sha256(path) for path in sorted(aside.iterdir())}
         header = {**plan, "plan": small.plan.to_json(), "sha256": hashes}
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
@@ -115,6 +118,9 @@ def built_from(model: nn.Module) -> dict[str, Any] | None:
 
 def state_of(model: nn.Module) -> dict[str, Any]:
     """What a module is besides its tensors."""
+    extra = [key for key in model.state_dict() if key.endswith("_extra_state")]
+    if extra:
+        raise ArtifactError(f"{extra[0]} is no tensor: such a model cannot be saved without pickle")
     return {
         "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
         "channels_last": any(is_channels_last(p) for p in model.parameters()),
@@ -158,7 +164,9 @@ def reshape(folder: Path, plan: Plan, model: nn.Module) -> None:
         plan.reshape(model)
     except (AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, StopIteration) as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ArtifactError(f"{folder / 'plan.json'} does not fit the network that it is applied to: {line}") from None
+        raise ArtifactError(
+            f"{folder / 'plan.json'} does not fit the network that it is applied to, which must be the dense one: {line}"
+        ) from None
 
 
 def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any) -> None:
@@ -209,15 +217,34 @@ def _some(names: list[str]) -> str:
     return "none" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _certificate(small: Compressed, metrics: Mapping[str, float] | None) -> dict[str, Any]:
+def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    for name, value in (metrics or {}).items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"metrics[{name!r}] = {value!r}: must be a finite number")
+    return {str(name): float(value) for name, value in (metrics or {}).items()}
+
+
+def _single(model: nn.Module, example: Any) -> Any:
+    """One item of the example; the example itself where its first axis is not a batch, and the model refuses to be given less."""
+    one = repeated(example, 1)
+    try:
+        with evaluating(model):
+            run(model, one)
+    except ValueError:
+        return example
+    return one
+
+
+def _certificate(small: Compressed, metrics: Mapping[str, float]) -> dict[str, Any]:
+    single = _single(small.model, small.example)
     return {
         "parity": {"masked_removed": parity_of_plan(small.source, small.plan.edits, small.example)},
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "latency": {
-            "dense": asdict(measure(copy.deepcopy(small.source), small.example, batch=1, seconds=0.3)),
-            "compressed": asdict(measure(small.model, small.example, batch=1, seconds=0.3)),
+            "dense": asdict(measure(copy.deepcopy(small.source), single, seconds=0.3)),
+            "compressed": asdict(measure(small.model, single, seconds=0.3)),
         },
-        "metrics": {name: float(value) for name, value in (metrics or {}).items()},
+        "metrics": dict(metrics),
         "source_sha256": hash_tensors(unique_tensors(small.source)),
         **environment(),
     }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.calibration import Calibration, add_over_ranks, device_of, run
-from sparsefw.compression.layers import evaluating, hooks
+from sparsefw.compression.layers import evaluating, first_input, hooks
 from sparsefw.layer_types import BATCH_NORMS
 
 
@@ -68,6 +68,8 @@ def recalibrate_(model: nn.Module, calibration: Calibration) -> None:
         assert moment.sums is not None
         if float(moment.sums[2, 0]) < 2:
             raise ValueError("calibration has one value per channel, which has no variance: give more images")
+        if not bool(moment.sums.isfinite().all()):
+            raise ValueError("calibration gives activations that are not finite: a BatchNorm would learn NaN or inf")
         _set_statistics(norm, moment.mean, moment.variance)
 
 
@@ -75,7 +77,11 @@ def _watch(moments: dict[Any, Moments]) -> Any:
     def make(name: str, module: nn.Module) -> Sequence[Any]:
         if module not in moments:
             return ()
-        return (module.register_forward_pre_hook(lambda norm, args: moments[norm].add(args[0])),)
+
+        def add(norm: nn.Module, args: Any, kwargs: Any) -> None:
+            moments[norm].add(first_input(args, kwargs))
+
+        return (module.register_forward_pre_hook(add, with_kwargs=True),)
 
     return make
 
@@ -93,10 +99,10 @@ class batch_statistics:  # noqa: N801  (reads as a verb phrase in `with`)
 
     def __enter__(self) -> None:
         self._running = {norm: (norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms}  # type: ignore[union-attr]
-        self._handles = [norm.register_forward_pre_hook(self._use_batch) for norm in self._norms]
+        self._handles = [norm.register_forward_pre_hook(self._use_batch, with_kwargs=True) for norm in self._norms]
 
-    def _use_batch(self, norm: Any, args: tuple[Tensor, ...]) -> None:
-        x = args[0].detach()
+    def _use_batch(self, norm: Any, args: Any, kwargs: Any) -> None:
+        x = first_input(args, kwargs).detach()
         mean, variance = self._running[norm]
         if x.numel() > x.shape[1]:
             axes = [axis for axis in range(x.ndim) if axis != 1]

@@ -38,6 +38,8 @@ class Calibration:
         with _repeated_randomness(self._batches):
             for batch in _from_the_start(self._batches):
                 inputs = tree_map(self._move, inputs_of(batch))
+                if not batch_size(inputs):
+                    raise ValueError("calibration has an empty batch")
                 empty, count = False, count + batch_size(inputs)
                 yield inputs
         self.count = count
@@ -50,8 +52,7 @@ class Calibration:
     @property
     def example(self) -> Any:
         """One input of batch size 1 to 2, cut from the first batch: enough to follow shapes."""
-        first = next(iter(self))
-        return tree_map(lambda t: t[:2] if isinstance(t, Tensor) and t.ndim else t, first)
+        return cut(next(iter(self)), 2)
 
 
 def _from_the_start(batches: Any) -> Any:
@@ -99,8 +100,16 @@ def batch_size(inputs: Any) -> int:
     return int(tensors[0].shape[0]) if tensors else 1
 
 
+def cut(inputs: Any, items: int) -> Any:
+    """The first items of a batch; what is not along the batch, such as a mask that all items share, stays."""
+    size = batch_size(inputs)
+    return tree_map(lambda t: t[:items] if isinstance(t, Tensor) and t.ndim and len(t) == size else t, inputs)
+
+
 def run(model: nn.Module, inputs: Any, what: str = "calibration") -> Any:
     """The model on one batch of calibration; what does not fit is said in one line."""
+    if not any(isinstance(t, Tensor) for t in tree_leaves(inputs)):
+        raise ValueError(f"{what} has no tensor in it: {type(inputs).__name__}; give torch tensors, with a batch axis")
     for tensor in tree_leaves(inputs):
         # -inf may be there for a purpose: masks of attention.
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool((tensor < torch.inf).all()):

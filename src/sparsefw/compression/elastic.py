@@ -8,6 +8,7 @@ refit-0.7.safetensors      of a refit point all weights
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,9 +46,10 @@ from sparsefw.compression.files import (
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
 from sparsefw.compression.refit import Progress
+from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
 from sparsefw.compression.stages import Selection
 from sparsefw.compression.target import Target
-from sparsefw.compression.workshop import KINDS, Settings, Workshop, globs, one_of, positive, ratios_of
+from sparsefw.compression.workshop import Workshop
 from sparsefw.environment import environment
 
 FORMAT, SCHEMA = "sparsefw-elastic", 1
@@ -75,6 +77,7 @@ def save_elastic(
     """Compress one model to every ratio in `at`, plain and refit, and write all of them into one folder."""
     one_of("kind", kind, KINDS)
     ratios = sorted(set(ratios_of(at)))
+    metric = None if evaluate is None else Metric(evaluate)
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
     stage = work.stage(kind, work.dense)
@@ -91,15 +94,15 @@ def save_elastic(
             work.recover(work.dense, builts, refit=recover)
             for ratio, built in zip(ratios, builts, strict=True):
                 name = f"{form_of}-{ratio!r}.safetensors"
-                own = unique_tensors(built.model)
+                own, state = unique_tensors(built.model), state_of(built.model)
                 write_tensors(aside / name, pack(own) if stands_alone(recover) else _statistics(built.model, own))
                 point = {
                     "ratio": ratio,
                     "form": form_of,
                     "file": name,
                     "costs": asdict(costs(built.model, work.example)),
-                    "metric": None if evaluate is None else float(evaluate(built.model)),
-                    "state": state_of(built.model),
+                    "metric": None if metric is None else _finite(metric(built.model)),
+                    "state": state,
                     "plan": Plan(built.edits, built.untouched, {kind: ratio, "refit": recover}).to_json(),
                 }
                 points.append(point)
@@ -116,6 +119,11 @@ def save_elastic(
             **environment(),
         }
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: a broken point has no metric."""
+    return value if math.isfinite(value) else None
 
 
 def _statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,19 +150,27 @@ def load(
     wanted = {
         kind: ratio for kind, ratio in (("filters", filters), ("rank", rank), ("weights", weights)) if ratio is not None
     }
+    for kind, ratio in wanted.items():
+        if not 0 <= ratio < 1:
+            raise ArtifactError(f"{kind}={ratio!r}: the fraction to remove must be in [0, 1)")
     header = _header(path)
     while True:
         try:
             if header["format"] == FORMAT:
-                return _load_point(path, header, constructor, _choose(path, header, wanted, target, refit))
-            if wanted or target is not None:
+                found = _load_point(path, header, constructor, _choose(path, header, wanted, target, refit))
+            elif wanted or target is not None:
                 raise ArtifactError(f"{path} holds one size only; sizes can be chosen from an elastic artifact")
-            return load_artifact(path, header, constructor)
+            else:
+                found = load_artifact(path, header, constructor)
         except ArtifactError:
             before, header = header, _header(path)
             if header == before:
                 raise
-            # Another process has just saved here, and we read some files of one artifact and some of the other.
+        else:
+            before, header = header, _header(path)
+            if header == before:
+                return found
+        # Another process has just saved here, and we read some files of one artifact and some of the other.
 
 
 def _header(path: Path) -> dict[str, Any]:

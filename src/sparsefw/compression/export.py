@@ -30,8 +30,8 @@ class ExportError(RuntimeError):
 def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> float:
     """Write an ONNX file whose batch size is free; returns the relative gap between onnxruntime and the model."""
     target = Path(path)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        aside = Path(folder) / target.name
+    with _beside(target, model) as folder:
+        aside = folder / target.name
         program = _onnx_program(model, example)
         program.save(str(aside), external_data=False)
         gap = _onnx_gap(model, aside, example)
@@ -46,10 +46,25 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *,
 def export_program(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
     """Write a torch.export program (.pt2) whose batch size is free."""
     target = Path(path)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder, evaluating(model), _quiet():
-        aside = Path(folder) / target.name
+    with _beside(target, model) as folder, evaluating(model), _quiet():
+        aside = folder / target.name
         torch.export.save(_exported(model, example), str(aside))
         os.replace(aside, target)
+
+
+@contextlib.contextmanager
+def _beside(target: Path, model: nn.Module) -> Iterator[Path]:
+    """A temporary folder in which the file is written before it takes its place."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"a torch.nn.Module is exported, not a {type(model).__name__}; of what compress returns, its .model"
+        )
+    try:
+        folder = tempfile.TemporaryDirectory(dir=target.parent)
+    except OSError as error:
+        raise ExportError(f"cannot write {target}: {error.strerror}") from None
+    with folder as name:
+        yield Path(name)
 
 
 def onnx_session(model: nn.Module, inputs: Any) -> Callable[[], Any]:

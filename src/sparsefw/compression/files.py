@@ -35,7 +35,7 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".new", dir=folder.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", suffix=".new", dir=folder.parent))
     except OSError as error:
         raise ArtifactError(f"cannot write {folder}: {error.strerror}") from error
     try:

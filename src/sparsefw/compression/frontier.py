@@ -15,8 +15,9 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.layers import as_matrices, is_layer, weight_of
 from sparsefw.compression.refit import Progress
+from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
 from sparsefw.compression.stages import Selection
-from sparsefw.compression.workshop import KINDS, Settings, Workshop, globs, one_of, positive, ratios_of
+from sparsefw.compression.workshop import Workshop
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ def curve(
     """
     one_of("kind", kind, KINDS)
     ratios = ratios_of(at)
+    metric = Metric(evaluate)
+    if latency and form != "removed":
+        raise ValueError("latency=True needs form='removed': a masked model is as slow as the dense one")
     settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
     work = Workshop(model, example, calibration, settings, progress)
-    dense, stage = float(evaluate(copy.deepcopy(work.dense))), work.stage(kind, work.dense)
+    dense, stage = metric.of_dense(copy.deepcopy(work.dense)), work.stage(kind, work.dense)
     counts = [work.counts(stage, ratio) for ratio in ratios]
 
     def timed(net: nn.Module) -> float | None:
@@ -102,12 +106,12 @@ def curve(
         lost = distance(work.dense, built.model)
         work.recover(work.dense, [built], refit=False)
         size = costs(built.model, work.example) if form == "removed" else None
-        plain.append((float(evaluate(built.model)), lost, size, timed(built.model)))
+        plain.append((metric(built.model), lost, size, timed(built.model)))
     fitted: list[float | None] = [None] * len(ratios)
     if refit:
         builts = [stage.build(kept) for kept in counts]
         work.recover(work.dense, builts, refit=True)
-        fitted = [float(evaluate(built.model)) for built in builts]
+        fitted = [metric(built.model) for built in builts]
     points = tuple(
         CurvePoint(ratio, value, better, lost, size, ms)
         for ratio, (value, lost, size, ms), better in zip(ratios, plain, fitted, strict=True)
@@ -119,7 +123,7 @@ def distance(dense: nn.Module, small: nn.Module) -> float:
     """||W - C(W)|| / ||W|| over all convolutions and linear layers, what is removed counted as zero."""
     lost, total = 0.0, 0.0
     for name, layer in dense.named_modules():
-        if not is_layer(layer):
+        if not is_layer(layer) or not isinstance(layer.weight, nn.Parameter):
             continue
         before = as_matrices(layer).detach().double()
         own = float(before.square().sum())

@@ -19,8 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsefw.compression.layers import AnyConv, call, evaluating, hooks, is_layer
+from sparsefw.compression.calibration import batch_size
+from sparsefw.compression.layers import AnyConv, call, call_on, evaluating, first_input, hooks, is_layer
 from sparsefw.environment import device_name
+
+BACKENDS = ("eager", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ def measure(
     model: nn.Module, example: Any, *, batch: int | None = None, seconds: float = 1.0, backend: str = "eager"
 ) -> Latency:
     """The latency of one forward pass: `backend` is "eager" or "onnxruntime"; `batch` repeats the example's first item."""
-    inputs = example if batch is None else tree_map(lambda t: _repeated(t, batch), example)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"measure needs a torch.nn.Module, got {type(model).__name__}; of what compress returns, its .model"
+        )
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: there are {', '.join(BACKENDS)}")
+    inputs = example if batch is None else repeated(example, batch)
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     device = tensors[0].device
     if backend == "onnxruntime":
@@ -56,7 +65,7 @@ def measure(
         label = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
         def once() -> Any:
-            return call(model, inputs)
+            return call_on(model, inputs)
 
     with evaluating(model):
         times = repeat(once, seconds, device)
@@ -96,10 +105,12 @@ def repeat(
     return times
 
 
-def _repeated(value: Any, batch: int) -> Any:
-    if not isinstance(value, Tensor) or not value.ndim:
-        return value
-    return torch.cat([value[:1]] * batch)  # in the value's memory format
+def repeated(example: Any, batch: int) -> Any:
+    """A batch of copies of the example's first item; what is not along the batch, such as a common mask, stays."""
+    size = batch_size(example)
+    return tree_map(
+        lambda t: torch.cat([t[:1]] * batch) if isinstance(t, Tensor) and t.ndim and len(t) == size else t, example
+    )  # torch.cat keeps the memory format
 
 
 class Table:
@@ -161,22 +172,16 @@ def estimate(model: nn.Module, example: Any, table: Table) -> float:
     total = 0.0
 
     def make(name: str, module: nn.Module) -> tuple[Any, ...]:
-        def look(layer: nn.Module, args: Any) -> None:
+        def look(layer: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal total
             if not busy:
                 busy.append(True)
-                total += table.of(layer, args[0].detach())
+                total += table.of(layer, first_input(args, kwargs).detach())
                 busy.clear()
 
-        return (module.register_forward_pre_hook(look),) if is_layer(module) else ()
+        return (module.register_forward_pre_hook(look, with_kwargs=True),) if is_layer(module) else ()
 
     busy: list[bool] = []  # the layer calls itself while it is measured
     with evaluating(model), hooks(model, make):
         call(model, example)
     return total
-
-
-def share_of_latency(small: nn.Module, dense: nn.Module, example: Any) -> float:
-    tensors = [t for t in tree_leaves(example) if isinstance(t, Tensor)]
-    table = Table(tensors[0].device)
-    return estimate(small, example, table) / estimate(dense, example, table)

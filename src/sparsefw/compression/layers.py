@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
@@ -95,8 +96,22 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(owner), local, new)
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a module reads, given by position or by name."""
+    return (*args, *kwargs.values())[0]
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
-    """The model on one example: a tensor, a tuple of positional or a dict of keyword arguments."""
+    """The model on one example: a tensor, a tuple of positional or a dict of keyword arguments.
+
+    On a copy of them, since a model may work on its inputs in place.
+    """
+    inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
+    return call_on(model, inputs)
+
+
+def call_on(model: nn.Module, inputs: Any) -> Any:
+    """The model on the inputs themselves."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):

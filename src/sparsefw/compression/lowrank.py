@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.layers import as_matrices, bias_of, groups_of, is_adorned, set_weight, weight_of
+from sparsefw.compression.weights import share_of
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
@@ -44,7 +45,7 @@ def full_rank(layer: nn.Module) -> int:
 def kept_rank(layer: nn.Module, ratio: float, round_to: int = 1) -> int:
     """How many singular values stay when `ratio` of them are removed: at least one, rounded to a multiple on request."""
     full = full_rank(layer)
-    kept = int((1 - ratio) * full + 1e-9)  # 0.2 * 160 is 31.999... in floats
+    kept = share_of(1 - ratio, full)
     return min(full, max(round_to, round(kept / round_to) * round_to))
 
 

@@ -38,6 +38,8 @@ def match_moments(
                 wanted.add(y if rows is None else y.index_select(axis, torch.as_tensor(rows, device=y.device)), axis)
                 got.add(until(point.model, current, inputs, output=True), axis)
         add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
+        if not all(bool(m.sums.isfinite().all()) for m in (wanted, got) if m.sums is not None):
+            raise ValueError(f"{name}: calibration gives activations that are not finite, or too large to be squared")
         _correct(last, wanted, got)
     if progress is not None:
         progress(len(order), len(order), "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -126,10 +126,23 @@ EDITS: dict[str, type[Edit]] = {edit.word: edit for edit in (Unfuse, Keep, Split
 
 @dataclass(frozen=True)
 class Untouched:
-    """What was left as it is, and why."""
+    """What was left as it is, and why; or, as a note, something else that should be known about a layer."""
 
     layer: str
     reason: str
+    note: bool = False
+
+
+def in_words(untouched: Iterable[Untouched], shown: int = 3) -> list[str]:
+    """A line for every reason, with the layers that it holds for."""
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for entry in untouched:
+        groups.setdefault((entry.note, entry.reason), []).append(entry.layer)
+    lines = []
+    for (note, reason), names in groups.items():
+        more = f" and {len(names) - shown} more" if len(names) > shown else ""
+        lines.append(f"{'note' if note else 'left as it is'}: {', '.join(names[:shown])}{more}: {reason}")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -157,14 +170,14 @@ class Plan:
         """The plan in a file; ValueError, in one line, for whatever is not one."""
         try:
             edits = tuple(_edit(dict(entry)) for entry in data["edits"])
-            untouched = tuple(Untouched(str(u["layer"]), str(u["reason"])) for u in data["untouched"])
+            untouched = tuple(Untouched(str(u["layer"]), str(u["reason"]), bool(u["note"])) for u in data["untouched"])
             return cls(edits, untouched, dict(data["request"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
 
     def __str__(self) -> str:
         lines = [_sentence(edit) for edit in self.edits if not isinstance(edit, Unfuse)]
-        return "\n".join([*lines, *(f"{u.layer}: left as it is: {u.reason}" for u in self.untouched)])
+        return "\n".join([*lines, *in_words(self.untouched)])
 
 
 def _is_count(value: Any) -> bool:

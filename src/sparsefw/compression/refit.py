@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression.batchnorm import batch_statistics
 from sparsefw.compression.calibration import Calibration, add_over_ranks, rank_of, run
-from sparsefw.compression.layers import as_matrices, bias_of, evaluating, weight_of
+from sparsefw.compression.layers import as_matrices, bias_of, evaluating, first_input, weight_of
 from sparsefw.compression.samples import choose_positions, samples
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
@@ -71,6 +71,9 @@ class Sums:
         self.yy += y.square().sum(-1)
         self.count += x.shape[-1]
 
+    def is_finite(self) -> bool:
+        return all(bool(t.isfinite().all()) for t in (self.xx, self.yx, self.yy))
+
     @property
     def shifts(self) -> tuple[Tensor, Tensor]:
         return self.shift_x, self.shift_y
@@ -114,6 +117,10 @@ def refit(
         for point, (fitting, held) in zip(points, collected, strict=True):
             layer = dense.get_submodule(name)
             current = point.model.get_submodule(name)
+            if not fitting.is_finite() or (held is not None and not held.is_finite()):
+                raise ValueError(
+                    f"{name}: calibration gives activations that are not finite, or too large to be squared"
+                )
             centred = absorbs_offset(name)
             weight = point.write(name, _solve(_start(layer, current), fitting, held, centred))
             last = current[-1] if isinstance(current, nn.Sequential) else current
@@ -224,7 +231,7 @@ def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tens
     caught: list[Tensor] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        caught.append((*args, *kwargs.values())[0])
+        caught.append(first_input(args, kwargs))
         raise _ReachedError
 
     def after(_: nn.Module, __: Any, result: Tensor) -> None:
@@ -255,6 +262,9 @@ def best_rank(solution: Solution, rank: int) -> Tensor:
 
 def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tensor:
     """argmin over weights that vanish outside of the mask: w gram = moments on every row's support, by conjugate gradients."""
+    whole_rows = (mask.all(-1) | ~mask.any(-1)).all()
+    if bool(whole_rows):  # each row is free, or nothing at all: what was solved for all of them
+        return torch.where(mask, solution.weight, 0)
     gram, diagonal = solution.gram, solution.gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
     w = torch.where(mask, solution.weight, 0)
     residual = torch.where(mask, solution.moments - w @ gram, 0)

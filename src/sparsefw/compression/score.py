@@ -21,15 +21,16 @@ from sparsefw.compression.calibration import Calibration, add_over_ranks, run
 from sparsefw.compression.channels import HEADS, IN, Channels, Site
 from sparsefw.compression.layers import (
     as_matrices,
-    call,
     channel_axis,
     evaluating,
+    first_input,
     groups_of,
     hooks,
     is_layer,
     weight_of,
 )
-from sparsefw.layer_types import BATCH_NORMS, TRANSPOSED
+from sparsefw.compression.wiring import norms_behind
+from sparsefw.layer_types import TRANSPOSED
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ def bn(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
 
 def activation(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
     total = torch.zeros(channels.count, dtype=torch.float64)
-    for site in channels.readers:
+    readers = [site for site in channels.readers if site.layer in observed.energy]  # a head of the training never ran
+    for site in readers:
         layer = model.get_submodule(site.layer)
         share = (_input_norms(layer).double() * observed.energy[site.layer]).cpu()
         total += _per_channel(site, share / share.sum().clamp(min=1e-300))
-    if not channels.readers:  # heads, and what only depthwise layers read: their own size is all there is to see
+    if not readers:  # heads, and what only depthwise layers read: their own size is all there is to see
         return l2(model, channels, observed)
     return total
 
@@ -128,43 +130,21 @@ def readers_of(found: Sequence[Channels], name: str, rows: int) -> tuple[Site, .
 
 def observe(model: nn.Module, example: Any, calibration: Calibration | None) -> Observed:
     """Look at a forward pass on the example, and at the mean square of every layer's inputs on the calibration batches."""
-    behind: dict[str, str] = {}
-    last: dict[int, str] = {}
-    alive: list[Any] = []  # ids are only unique among living tensors
-
-    def link(name: str, module: nn.Module) -> Sequence[Any]:
-        if is_layer(module):
-
-            def out(_: Any, __: Any, output: Tensor) -> None:
-                alive.append(output)
-                last[id(output)] = name
-
-            return (module.register_forward_hook(out),)
-        if isinstance(module, BATCH_NORMS):
-
-            def norm(_: Any, args: Any) -> None:
-                if id(args[0]) in last:
-                    behind[last[id(args[0])]] = name
-
-            return (module.register_forward_pre_hook(norm),)
-        return ()
-
-    with evaluating(model), hooks(model, link):
-        call(model, example)
-    return Observed(behind, {} if calibration is None else _energies(model, calibration))
+    return Observed(norms_behind(model, example), {} if calibration is None else _energies(model, calibration))
 
 
 def _energies(model: nn.Module, calibration: Calibration) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
 
     def make(name: str, module: nn.Module) -> Sequence[Any]:
-        def look(layer: nn.Module, args: Any) -> None:
-            axis = channel_axis(layer, args[0])
-            entries = args[0].detach().double().movedim(axis, 0).flatten(1)
+        def look(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            x = first_input(args, kwargs)
+            axis = channel_axis(layer, x)
+            entries = x.detach().double().movedim(axis, 0).flatten(1)
             both = torch.stack([entries.square().sum(1), torch.full_like(entries[:, 0], entries.shape[1])])
             sums[name] = both if name not in sums else sums[name] + both
 
-        return (module.register_forward_pre_hook(look),) if is_layer(module) else ()
+        return (module.register_forward_pre_hook(look, with_kwargs=True),) if is_layer(module) else ()
 
     with evaluating(model), hooks(model, make):
         for inputs in calibration:

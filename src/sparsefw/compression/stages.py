@@ -23,6 +23,8 @@ from sparsefw.compression.score import SCORES, Observed, readers_of
 from sparsefw.compression.slices import zero_filters
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
+COMPUTED = "its weight is computed from others"
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -86,9 +88,9 @@ class Stage(ABC):
         """Units that keep everything because they have no more than the multiple to which counts are rounded."""
         multiple = self.selection.round_to
         return [
-            Untouched(unit.name, f"has {unit.count}, and round_to={multiple}")
+            Untouched(unit.name, f"has {unit.count * unit.width}, no more than round_to={multiple} keeps")
             for unit, count in zip(self.units, counts, strict=True)
-            if count == unit.count and 1 < unit.count <= multiple
+            if count == unit.count and 1 < unit.count * unit.width <= multiple
         ]
 
     @abstractmethod
@@ -100,9 +102,10 @@ class Stage(ABC):
         return []
 
     def write(self, layer: nn.Module, edit: Any, solution: Solution) -> Tensor:
-        """Give a layer of the copy, which had this edit, its refitted weight; returns it, as matrices."""
-        set_weight(layer, solution.weight)
-        return solution.weight
+        """Give a layer of the copy, which had this edit, its refitted weight; returns it, as matrices. Zeros stay zeros."""
+        weight = on_support(solution, as_matrices(layer) != 0)
+        set_weight(layer, weight)
+        return weight
 
 
 class Filters(Stage):
@@ -121,7 +124,9 @@ class Filters(Stage):
         self.sets, untouched = self.find(model, example)
         super().__init__(model, allocation, selection, untouched)
         self.scores = [SCORES[score](model, channels, observed) for channels in self.sets]
-        self.units = [Unit(c.name, s, len(set(c.blocks))) for c, s in zip(self.sets, self.scores, strict=True)]
+        self.units = [
+            Unit(c.name, s, len(set(c.blocks)), _width(model, c)) for c, s in zip(self.sets, self.scores, strict=True)
+        ]
 
     @abstractmethod
     def find(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
@@ -130,6 +135,12 @@ class Filters(Stage):
     def removed(self, counts: Sequence[int]) -> dict[Channels, list[int]]:
         chosen_sets = zip(self.sets, self.scores, counts, strict=True)
         return {c: _smallest(c, scores, c.count - kept) for c, scores, kept in chosen_sets}
+
+
+def _width(model: nn.Module, channels: Channels) -> int:
+    """How many channels go at once: those of a head, or one."""
+    heads = [site for site in channels.sites if site.side == HEADS]
+    return int(model.get_submodule(heads[0].layer).head_dim) if heads else 1  # type: ignore[arg-type]
 
 
 class RemovedFilters(Filters):
@@ -152,7 +163,9 @@ class MaskedFilters(Filters):
         found = find_channels(model, example)
         ends = {site.layer: c.fixed for c in found if _is_output(c) for site in c.sites if site.side != IN}
         kinds = (*CONVOLUTIONS, *TRANSPOSED)
-        layers = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and self.selection.takes(n)}
+        taken = {n: m for n, m in model.named_modules() if isinstance(m, kinds) and self.selection.takes(n)}
+        layers = {n: m for n, m in taken.items() if isinstance(m.weight, nn.Parameter)}
+        computed = [Untouched(n, COMPUTED) for n in taken if n not in layers]
         sets = [
             Channels(
                 (Site(n, OUT, tuple((i,) for i in range(m.out_channels))), *readers_of(found, n, m.out_channels)),
@@ -161,15 +174,15 @@ class MaskedFilters(Filters):
             for n, m in layers.items()
             if n not in ends
         ]
-        return sets, [Untouched(n, ends[n]) for n in layers if n in ends]
+        return sets, [*computed, *(Untouched(n, ends[n]) for n in layers if n in ends)]
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         return [Zero(channels.name, tuple(gone)) for channels, gone in self.removed(counts).items()]
 
     def write(self, layer: nn.Module, edit: Zero | None, solution: Solution) -> Tensor:
-        super().write(layer, edit, solution)
-        zero_filters(layer, edit.filters if edit is not None else ())
-        return as_matrices(layer).detach().double()
+        weight = super().write(layer, edit, solution)
+        zero_filters(layer, edit.filters if edit is not None else ())  # also their bias
+        return weight
 
 
 def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:
@@ -249,10 +262,12 @@ class SparseWeights(Stage):
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
     ) -> None:
         taken = [(n, m) for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
-        found = [(n, m) for n, m in taken if isinstance(m.weight, nn.Parameter)]
-        computed = [Untouched(n, "its weight is computed from others") for n, m in taken if (n, m) not in found]
-        super().__init__(model, allocation, selection, computed)
+        protected = {n: other for n, other in shared_layers(model).items() if not selection.takes(other)}
+        reasons = {n: f"shares its weight with {protected[n]}, which is excluded" for n, _ in taken if n in protected}
+        reasons |= {n: COMPUTED for n, m in taken if not isinstance(m.weight, nn.Parameter)}
+        super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items()])
         self.pattern = pattern
+        found = [(n, m) for n, m in taken if n not in reasons]
         owners = {weight_of(m): n for n, m in reversed(found)}  # a weight that several layers share is one weight
         self.layers = {n: m for n, m in found if owners[weight_of(m)] == n}
         self.weights: dict[str, Tensor] = {n: weight_of(m) for n, m in self.layers.items()}
@@ -272,14 +287,7 @@ class SparseWeights(Stage):
 
     def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
         thin = [e for e in edits if isinstance(e, Thin) and e.nonzero < 0.01 * e.of]
-        return [Untouched(e.layer, f"nearly empty: {e.nonzero} of {e.of} weights left") for e in thin]
-
-    def write(self, layer: nn.Module, edit: Thin | None, solution: Solution) -> Tensor:
-        if edit is None:
-            return super().write(layer, edit, solution)
-        weight = on_support(solution, as_matrices(layer) != 0)  # also zeros that were there before stay
-        set_weight(layer, weight)
-        return weight
+        return [Untouched(e.layer, f"nearly empty: {e.nonzero} of {e.of} weights left", note=True) for e in thin]
 
 
 def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:

@@ -36,7 +36,7 @@ class Target:
         return cls(metric, number)
 
 
-def least_compression(share: Callable[[float], float], target: Target, steps: int = 14) -> float:
+def least_compression(share: Callable[[float], float], target: Target, steps: int = 20) -> float:
     """The smallest level at which `share` (of the dense cost, non-increasing in the level) is at most the target's value."""
     if share(0.0) <= target.value:
         return 0.0
@@ -64,4 +64,4 @@ def most_compression(drop: Callable[[float], float], target: Target, steps: int 
     return low
 
 
-MOST = 0.99  # of filters, singular values or weights removed
+MOST = 1 - 2**-20  # of filters, singular values or weights removed

@@ -14,10 +14,15 @@ from sparsefw.compression.layers import weight_of
 from sparsefw.layer_types import TRANSPOSED
 
 
+def share_of(ratio: float, count: int) -> int:
+    """floor(ratio * count), where rounding of the ratio counts for nothing: 0.7 * 44,500,000 is 31,150,000, 1/3 * 3 is 1."""
+    return math.floor(ratio * count * (1 + 1e-12) + 1e-9)
+
+
 def global_masks(weights: dict[str, Tensor], removed: float) -> dict[str, Tensor]:
     """Masks that remove exactly floor(removed * N) of all N entries, the smallest ones; ties by position."""
     flat = torch.cat([w.detach().abs().flatten() for w in weights.values()])
-    kept = flat.numel() - math.floor(removed * flat.numel() + 1e-9)
+    kept = flat.numel() - share_of(removed, flat.numel())
     parts = largest(flat, kept).split([w.numel() for w in weights.values()])
     return {name: part.view(w.shape) for (name, w), part in zip(weights.items(), parts, strict=True)}
 

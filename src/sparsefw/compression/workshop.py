@@ -5,72 +5,33 @@ from __future__ import annotations
 import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
 from sparsefw.compression.attention import heads_of, plain_attention
 from sparsefw.compression.batchnorm import has_batch_norm, recalibrate_
-from sparsefw.compression.calibration import Calibration, device_of, mean_over_ranks, run
+from sparsefw.compression.calibration import Calibration, batch_size, device_of, mean_over_ranks, run
 from sparsefw.compression.cost import costs
 from sparsefw.compression.filters import relative_gap
-from sparsefw.compression.latency import share_of_latency
+from sparsefw.compression.latency import Table, estimate
 from sparsefw.compression.layers import bias_of, call, evaluating, forward_order, is_layer, shared_layers
 from sparsefw.compression.lowrank import is_standard
 from sparsefw.compression.moments import match_moments
 from sparsefw.compression.plan import Edit, Unfuse, Untouched
 from sparsefw.compression.refit import Progress
 from sparsefw.compression.refit import refit as fit_to_dense
-from sparsefw.compression.score import SCORES, observe
-from sparsefw.compression.stages import Built, LowRank, MaskedFilters, RemovedFilters, Selection, SparseWeights, Stage
+from sparsefw.compression.score import observe
+from sparsefw.compression.settings import KINDS, Metric, Settings
+from sparsefw.compression.stages import Built, LowRank, MaskedFilters, RemovedFilters, SparseWeights, Stage
 from sparsefw.compression.target import Target, least_compression, most_compression
+from sparsefw.compression.wiring import norms_behind
 from sparsefw.layer_types import CONVOLUTIONS
 
-KINDS = ("filters", "rank", "weights")  # and the order in which they are applied
-FORMS = ("removed", "masked")
 FEW = 32  # fewer calibration inputs than this are worth a remark
 Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to compress, apart from how much."""
-
-    form: str = "removed"
-    score: str = "l1"
-    allocation: str | None = None
-    selection: Selection = field(default_factory=Selection)
-    refit: bool = True
-
-    def __post_init__(self) -> None:
-        one_of("form", self.form, FORMS)
-        one_of("score", self.score, SCORES)
-        if self.allocation is not None:
-            one_of("allocation", self.allocation, (*ALLOCATIONS, SENSITIVITY))
-
-
-def one_of(what: str, value: str, known: Iterable[str]) -> None:
-    if value not in list(known):
-        raise ValueError(f"{what}={value!r}: there are {', '.join(known)}")
-
-
-def globs(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def positive(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"round_to={value!r}: must be a whole number of at least 1")
-    return value
-
-
-def ratios_of(at: Any) -> list[float]:
-    ratios = [float(ratio) for ratio in at] if isinstance(at, Iterable) else []
-    if not ratios or not all(0 <= ratio < 1 for ratio in ratios):
-        raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
-    return ratios
 
 
 class Workshop:
@@ -84,10 +45,14 @@ class Workshop:
         settings: Settings,
         progress: Progress | None = None,
     ) -> None:
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if not isinstance(model, nn.Module):
             raise ValueError(f"compress needs a torch.nn.Module, got {type(model).__name__}")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ValueError("a TorchScript module cannot be taken apart: give the module that it was made from")
         _check_finite(model)
         self.settings, self.progress, self.source = settings, progress, model
+        self.achieved: dict[str, Any] = {}  # what a search for a target measured, of the dense and of the chosen model
         self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
         self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
         if example is None and self.calibration is None:
@@ -148,7 +113,10 @@ class Workshop:
             stage = SparseWeights(model, fixed, settings.selection, pattern)
         if not stage.units and model is self.dense:
             known = "; ".join(f"{u.layer}: {u.reason}" for u in stage.untouched[:3])
-            reasons = known or "no layer is chosen by include/exclude"
+            masked = kind == "filters" and settings.form == "masked"
+            reasons = (
+                known or f"there is no {'convolution' if masked else 'layer'} among those chosen by include/exclude"
+            )
             raise ValueError(f"there is nothing to compress by {kind}: {reasons}")
         if settings.allocation == SENSITIVITY and stage.units:
             stage.allocation = Sensitivity(self.measure_damage(stage))
@@ -203,18 +171,29 @@ class Workshop:
             if recover:
                 untouched += [u for u in self.recover(model, [built]) if u not in untouched]
             model = built.model
+        if edits:
+            untouched += self.foreign()
         return (copy.deepcopy(model) if model is self.dense else model), edits, untouched
+
+    def foreign(self) -> list[Untouched]:
+        """Modules with weights of their own that no kind of compression knows, such as recurrent ones."""
+        return [
+            Untouched(name, f"{type(module).__name__} is not a layer that is compressed")
+            for name, module in self.dense.named_modules()
+            if name and not is_layer(module) and not any(module.children()) and not name.endswith(".parametrizations.weight")
+            and any(p.ndim > 1 for p in module.parameters(recurse=False))
+        ]  # fmt: skip
 
     def recover(self, dense: nn.Module, builts: Sequence[Built], refit: bool | None = None) -> list[Untouched]:
         """Refit, or for networks without BatchNorm matched moments; then BatchNorm statistics. Says what was left out."""
         if self.calibration is None:
-            missing = Untouched("BatchNorm statistics", "no calibration: neither they nor the weights were fitted")
-            return [missing] if has_batch_norm(dense) else []
+            what = "neither weights nor BatchNorm statistics were" if has_batch_norm(dense) else "the weights were not"
+            return [Untouched("calibration", f"none was given: {what} fitted to what is left", note=True)]
         order, left = self.refittable(dense)
         points = [built.point(dense) for built in builts]
         fitting = self.settings.refit if refit is None else refit
         if fitting:
-            behind = observe(dense, self.example, None).batch_norm
+            behind = norms_behind(dense, self.example)
 
             def absorbs_offset(name: str) -> bool:
                 return name in behind or bias_of(dense.get_submodule(name)) is not None
@@ -230,7 +209,7 @@ class Workshop:
             said = (
                 f"only {self.calibration.count} inputs, too few to fit weights and statistics well: give some hundred"
             )
-            left = [Untouched("calibration", said), *left]
+            left = [Untouched("calibration", said, note=True), *left]
         return left
 
     def refittable(self, dense: nn.Module) -> tuple[list[str], list[Untouched]]:
@@ -244,7 +223,7 @@ class Workshop:
             else "not fitted: transposed" if not isinstance(dense.get_submodule(name), (*CONVOLUTIONS, nn.Linear)) else ""
             for name in order
         }  # fmt: skip
-        return [n for n in order if not reasons[n]], [Untouched(n, r) for n, r in reasons.items() if r]
+        return [n for n in order if not reasons[n]], [Untouched(n, r, note=True) for n, r in reasons.items() if r]
 
     def level_for(
         self,
@@ -260,21 +239,37 @@ class Workshop:
 
         if goal.metric == "drop":
             assert evaluate is not None
-            metric = evaluate
-            before = mean_over_ranks(float(metric(copy.deepcopy(self.dense))))
-            return most_compression(
-                lambda level: before - mean_over_ranks(float(metric(compressed(level, True)))), goal
-            )
+            metric = Metric(evaluate)
+            measured = {0.0: mean_over_ranks(metric.of_dense(copy.deepcopy(self.dense)))}
+
+            def drop(level: float) -> float:
+                measured[level] = mean_over_ranks(metric(compressed(level, True)))
+                return measured[0.0] - measured[level]
+
+            level = most_compression(drop, goal)
+            self.achieved = {"metric": [measured[0.0], measured[level]]}
+            return level
         if goal.metric == "latency":
-            return least_compression(
-                lambda level: mean_over_ranks(share_of_latency(compressed(level, False), self.dense, self.example)),
-                goal,
-            )
+            table = Table(device_of(self.dense))
+            whole = mean_over_ranks(estimate(self.dense, self.example, table))
+
+            def milliseconds(level: float) -> float:
+                return mean_over_ranks(estimate(compressed(level, False), self.example, table))
+
+            level = least_compression(lambda level: milliseconds(level) / whole, goal)
+            self.achieved = {"milliseconds": [whole, milliseconds(level)], "batch": batch_size(self.example)}
+            return level
         name = {"params": "parameters"}.get(goal.metric, goal.metric)
         whole = getattr(dense, name)
-        return least_compression(
-            lambda level: getattr(costs(compressed(level, False), self.example), name) / whole, goal
-        )
+
+        def share(level: float, recover: bool = False) -> float:
+            return float(getattr(costs(compressed(level, recover), self.example), name) / whole)
+
+        level = least_compression(share, goal)
+        # What an earlier stage recovered may change what a later one, allocated by its weights, takes from which layer.
+        if len({**amounts, **dict.fromkeys(driven)}) > 1 and share(level, recover=True) > goal.value:
+            level = least_compression(lambda level: share(level, recover=True), goal)
+        return level
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -282,7 +277,12 @@ def _copy(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"the model cannot be copied, and compress works on a copy: {line}") from error
+        hint = "first torch.nn.utils.prune.remove(layer, 'weight'): " if _is_pruned(model) else ""
+        raise ValueError(f"the model cannot be copied, and compress works on a copy: {hint}{line}") from error
+
+
+def _is_pruned(model: nn.Module) -> bool:
+    return any(name.endswith("_mask") for name, _ in model.named_buffers())
 
 
 def _check_finite(model: nn.Module) -> None:
