@@ -64,7 +64,7 @@ class Row:
         small = self.trials[FILTERS].small
         if small is None:
             return self.trials[FILTERS].refused
-        reasons = Counter(_general(u.reason) for u in small.plan.untouched if u.layer != "BatchNorm statistics")
+        reasons = Counter(_general(u.reason) for u in small.plan.untouched if not u.note)
         return "; ".join(reason for reason in reasons if reason != "the model's output") or "nothing"
 
 

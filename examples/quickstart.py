@@ -22,7 +22,7 @@ for method in ("SGD", "SFW"):
     torch.manual_seed(0)
     net = build("resnet_digits")
     steps = EPOCHS * len(images.split(BATCH))
-    groups = constrain(net, "filters", k=0.2, steps=steps, report=None) if method == "SFW" else net.parameters()
+    groups = constrain(net, "filters", k=0.3, steps=steps, report=None) if method == "SFW" else net.parameters()
     optimizer = SFW(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(EPOCHS):

@@ -19,8 +19,6 @@ from sparsefw.compression.export import export_onnx
 from sparsefw.compression.filters import removable_channels
 from sparsefw.compression.layers import call
 
-NO_LAYER = "BatchNorm statistics"  # of a plan without calibration, which says so
-
 
 def listed(architectures: tuple[Architecture, ...], slow: str = "slow") -> list[Any]:
     marks = {True: [pytest.mark.slow], False: []}
@@ -88,7 +86,7 @@ def test_filters_rank_and_weights(architecture):
 
 def check_reasons(architecture: Architecture, small: Compressed) -> None:
     """What is left says why in one line, and for the reasons that are known, no other."""
-    reasons = {u.reason for u in small.plan.untouched if u.layer != NO_LAYER}
+    reasons = {u.reason for u in small.plan.untouched if not u.note}
     assert not any("\n" in reason for reason in reasons)
     for reason in reasons:
         assert any(known in reason for known in architecture.left), reason

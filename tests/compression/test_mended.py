@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from sparsefw import compress, curve, load, recalibrate, save, save_elastic
 from sparsefw.compression import ArtifactError, elastic, export_onnx, measure
@@ -423,7 +424,7 @@ def test_what_others_wrap():
     assert list(dict(small.model.named_modules())) == list(dict(net.named_modules()))
     with pytest.raises(ValueError, match=r"^a TorchScript module cannot be taken apart: [^\n]*$"):
         compress(scripted, filters=0.5, example=IMAGES[0])
-    nn.utils.prune.l1_unstructured(net[0], "weight", 0.5)
+    prune.l1_unstructured(net[0], "weight", 0.5)
     with pytest.raises(ValueError, match=r"^the model cannot be copied[^\n]*first torch.nn.utils.prune.remove"):
         compress(net, filters=0.5, example=IMAGES[0])
 

@@ -32,6 +32,7 @@ OUTPUT = "the model's output"
 NORM = "averages over them"
 TWO_AXES = "laid out along two axes"
 POSITIONS = "meets a tensor of fixed size"  # the table of positions of a vision transformer
+NO_LAYER = "is not a layer that is compressed"
 EMBEDDING = "(Embedding) writes them"
 DIRECT = "never called as a layer"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
@@ -302,7 +303,14 @@ ZOO = (
     ),
     Architecture("timm resnet10t", partial(build, "timm:resnet10t", num_classes=10), image(64), 100, needs=TIMM),
     Architecture(
-        "BERT", _bert, tokens, 27, (OUTPUT, TWO_AXES, EMBEDDING), needs=HF, note="two layers of width 32", export=True
+        "BERT",
+        _bert,
+        tokens,
+        27,
+        (OUTPUT, TWO_AXES, EMBEDDING, NO_LAYER),
+        needs=HF,
+        note="two layers of width 32",
+        export=True,
     ),
     Architecture(
         "GPT-2",
@@ -313,5 +321,7 @@ ZOO = (
         needs=HF,
         note="two layers of width 32; its Conv1D is no layer of torch",
     ),
-    Architecture("Llama", _llama, tokens, 44, (OUTPUT, TWO_AXES, EMBEDDING), needs=HF, note="two layers of width 32"),
+    Architecture(
+        "Llama", _llama, tokens, 44, (OUTPUT, TWO_AXES, EMBEDDING, NO_LAYER), needs=HF, note="two layers of width 32"
+    ),
 )
