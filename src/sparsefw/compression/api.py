@@ -11,7 +11,7 @@ from torch import nn
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.filters import parity_of_plan
 from sparsefw.compression.plan import Plan, in_words
-from sparsefw.compression.refit import Progress
+from sparsefw.compression.progress import Progress
 from sparsefw.compression.settings import KINDS, Settings, globs, one_of, positive
 from sparsefw.compression.stages import Selection
 from sparsefw.compression.target import Target
@@ -78,7 +78,7 @@ def compress(
     exclude: str | Sequence[str] = (),
     round_to: int = 1,
     evaluate: Callable[[nn.Module], float] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Compressed:
     """A new, smaller model. The given one is not changed.
 
@@ -97,7 +97,8 @@ def compress(
     allocation    how much from which layer: "uniform" (default; for weights "global"), "global", "energy", "worst", "sensitivity"
     include       globs of layer names; `exclude` likewise. The layer that writes the model's output keeps its outputs
     round_to      channel counts and ranks are rounded to multiples of this
-    progress      a function of (done, total, layer name), called while layers are refitted
+    progress      while layers are fitted: a bar where standard error is a terminal; True or False to have one or none; or a
+                  function of (done, total, layer name)
 
     Several kinds together are applied in the order filters, rank, weights.
     """

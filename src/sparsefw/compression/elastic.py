@@ -45,7 +45,7 @@ from sparsefw.compression.files import (
 )
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
-from sparsefw.compression.refit import Progress
+from sparsefw.compression.progress import Progress
 from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
 from sparsefw.compression.stages import Selection
 from sparsefw.compression.target import Target
@@ -72,7 +72,7 @@ def save_elastic(
     exclude: str | Sequence[str] = (),
     round_to: int = 1,
     evaluate: Callable[[nn.Module], float] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> None:
     """Compress one model to every ratio in `at`, plain and refit, and write all of them into one folder."""
     one_of("kind", kind, KINDS)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.layers import as_matrices, is_layer, weight_of
-from sparsefw.compression.refit import Progress
+from sparsefw.compression.progress import Progress
 from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
 from sparsefw.compression.stages import Selection
 from sparsefw.compression.workshop import Workshop
@@ -80,7 +80,7 @@ def curve(
     exclude: str | Sequence[str] = (),
     round_to: int = 1,
     latency: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Curve:
     """Compress one model to every ratio in `at` by "filters", "rank" or "weights", and evaluate each. Arguments as in compress.
 

@@ -15,7 +15,8 @@ from torch import nn
 from sparsefw.compression.batchnorm import Moments
 from sparsefw.compression.calibration import Calibration, add_over_ranks
 from sparsefw.compression.layers import as_matrices, bias_of, channel_axis, evaluating, set_weight
-from sparsefw.compression.refit import Point, Progress, until
+from sparsefw.compression.progress import Progress
+from sparsefw.compression.refit import Point, until
 
 LARGEST = 2.0  # a channel whose deviation fell further carries mostly noise, which a larger scale would only amplify
 

@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from sparsefw.compression.batchnorm import batch_statistics
 from sparsefw.compression.calibration import Calibration, add_over_ranks, rank_of, run
 from sparsefw.compression.layers import as_matrices, bias_of, evaluating, first_input, weight_of
+from sparsefw.compression.progress import Progress
 from sparsefw.compression.samples import choose_positions, samples
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
 DEFAULT_RIDGE = 1e-3  # where there are too few batches to hold some out
 HELD_OUT = 4  # every 4th batch
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sparsefw.compression.layers import bias_of, call, evaluating, forward_order
 from sparsefw.compression.lowrank import is_standard
 from sparsefw.compression.moments import match_moments
 from sparsefw.compression.plan import Edit, Unfuse, Untouched
-from sparsefw.compression.refit import Progress
+from sparsefw.compression.progress import Progress, shown
 from sparsefw.compression.refit import refit as fit_to_dense
 from sparsefw.compression.score import observe
 from sparsefw.compression.settings import KINDS, Metric, Settings
@@ -43,7 +43,7 @@ class Workshop:
         example: Any,
         calibration: Iterable[Any] | None,
         settings: Settings,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if not isinstance(model, nn.Module):
@@ -51,7 +51,7 @@ class Workshop:
         if isinstance(model, torch.jit.ScriptModule):
             raise ValueError("a TorchScript module cannot be taken apart: give the module that it was made from")
         _check_finite(model)
-        self.settings, self.progress, self.source = settings, progress, model
+        self.settings, self.progress, self.source = settings, shown(progress), model
         self.achieved: dict[str, Any] = {}  # what a search for a target measured, of the dense and of the chosen model
         self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
         self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
@@ -72,8 +72,6 @@ class Workshop:
         self._check_globs()
         with evaluating(self.dense):
             run(self.dense, self.example, "example" if example is not None else "calibration")
-        if progress is not None and not callable(progress):
-            raise ValueError(f"progress must be a function of (done, total, layer name), got {progress!r}")
         if self.calibration is not None:
             recalibrate_(self.dense, self.calibration)
 
