@@ -151,7 +151,7 @@ def test_in_words():
         "note: calibration: none was given: neither weights nor BatchNorm statistics were fitted to what is left",
     ]
     met = str(compress(network(), target="params=0.3", example=X))
-    assert met.startswith("removed: 46.88 % of the filters, for params=0.3\n")
+    assert met.startswith("removed: 50 % of the filters, for params=0.3\n")
 
 
 def test_layers_with_the_same_reason_share_a_line():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,37 @@ def test_an_offset_is_only_lost_in_a_norm_that_alone_reads_it():
     assert float((wanted - got).square().sum() / wanted.square().sum()) < 0.1  # centred, the mean would be missing
 
 
+def test_whatever_reads_a_layer_is_counted():
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.layer(x)
+            return y, self.norm(y)
+
+    class Twice(Returns):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.layer(self.norm(self.layer(x))))
+
+    class Mapped(Returns):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.vmap(lambda row: self.norm(self.layer(row)))(x.unsqueeze(1)).squeeze(1)
+
+    class Conditional(Returns):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.layer(x))
+            return torch.cond(y.sum() > 0, lambda t: t * 2, lambda t: t * 3, (y,))
+
+    assert norms_behind(Returns(), ROWS[0]) == {}  # the user reads it too
+    assert norms_behind(Twice(), ROWS[0]) == {"layer": "norm"}
+    norms_behind(Mapped().eval(), ROWS[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about the age of its modules
+        assert norms_behind(Conditional(), ROWS[0]) == {"layer": "norm"}
+
+
 @pytest.mark.parametrize(
     "between, behind", [(nn.Identity(), {"0": "2"}), (nn.ReLU(inplace=True), {}), (nn.ReLU(), {})], ids=str
 )
@@ -166,6 +198,46 @@ def test_what_evaluate_may_not_return(value, says):
             run()
     with pytest.raises(ValueError, match=r"^evaluate must be a function from a model to a number"):
         curve(mlp(), "filters", [0.5], calibration=ROWS, evaluate=3)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.int64(2), torch.tensor(0.5), 3])
+def test_numbers_of_other_packages(number, tmp_path):
+    small = compress(mlp(), target="drop=10", calibration=ROWS, evaluate=lambda net: number)
+    save(small, tmp_path / "a", metrics={"acc": number})
+    assert load(tmp_path / "a", mlp).certificate["metrics"] == {"acc": float(number)}
+    ratios = np.array([0.25, 0.5], "float32"), torch.tensor([0.25, 0.5])
+    for at in ratios:
+        points = curve(mlp(), "rank", at, calibration=ROWS, evaluate=lambda net: number).points
+        assert [p.ratio for p in points] == [0.25, 0.5]
+    compress(mlp(), rank=0.5, example=ROWS[0], exclude={"2"})
+
+
+class Normalised(nn.Module):
+    """Without any weight left, 0 is divided by 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.o = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.o(torch.relu(self.b(h / h.square().mean().sqrt())))
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_where_too_much_is_removed_the_search_goes_on(refit):
+    def correct(net: nn.Module) -> float:
+        with torch.no_grad():
+            return -float((net.eval()(ROWS[0]) - Normalised().eval()(ROWS[0])).square().mean())
+
+    batches = [x.abs() for x in ROWS]
+    small = compress(Normalised(), target="drop=0.01", by="weights", calibration=batches, refit=refit, evaluate=correct)
+    assert 0.05 < small.plan.request["level"] < 0.999
+    points = curve(
+        Normalised(), "weights", [0.5, 0.999], calibration=batches, evaluate=correct, allocation="uniform", refit=refit
+    ).points
+    assert math.isfinite(points[0].plain)
 
 
 def test_outputs_that_are_whole_numbers(tmp_path):
@@ -312,6 +384,11 @@ def test_gaps_by_hand():
     assert relative_gap(torch.tensor([2.0]), torch.tensor([1.0])) == 0.5
     assert relative_gap(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5])) == 0.25
     assert relative_gap(torch.zeros(2), torch.zeros(3)) == math.inf
+    assert relative_gap(torch.full((2,), math.nan), torch.full((2,), math.nan)) == math.inf
+    big = torch.tensor([6e4, -6e4], dtype=torch.float16)
+    assert relative_gap(big, -big) == 1.0
+    ones = torch.ones(5) + torch.tensor([0, 1, 0, -1, 0]) * 6e-8  # a norm, say: alike but for rounding
+    assert relative_gap(ones, torch.ones(5)) < 1e-6
 
 
 def test_what_a_tied_weight_is_excluded_for():
@@ -319,13 +396,17 @@ def test_what_a_tied_weight_is_excluded_for():
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b, self.o = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-            self.b.weight = self.a.weight
+            self.c = nn.Linear(8, 8)
+            self.b.weight = self.c.weight = self.a.weight
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.o(torch.relu(self.b(torch.relu(self.a(x)))))
+            return self.o(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))))
 
     small = compress(Tied(), weights=0.5, exclude="a", example=ROWS[0])
     assert int((small.model.a.weight == 0).sum()) == 0
+    small = compress(Tied(), weights=0.5, exclude="c", example=ROWS[0])
+    assert int((small.model.c.weight == 0).sum()) == 0
+    small = compress(Tied(), weights=0.5, exclude="a", example=ROWS[0])
     assert ("b", "shares its weight with a, which is excluded") in [(u.layer, u.reason) for u in small.plan.untouched]
 
 
@@ -360,6 +441,10 @@ def test_heads_are_rounded_by_their_channels():
     block = nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)
     small = compress(block, filters=0.3, round_to=16, example=torch.randn(2, 5, 48))
     assert small.model.self_attn.num_heads == 4  # 3 heads would be 36 channels
+    assert ("self_attn", "has 48, no more than round_to=16 keeps") in [
+        (u.layer, u.reason) for u in small.plan.untouched
+    ]
+    assert str(small).startswith("removed: 23.5 % of the filters\n")  # 16 neurons of 64, and of 4 heads none
 
 
 def test_what_is_no_layer_is_listed():
@@ -371,6 +456,17 @@ def test_what_is_no_layer_is_listed():
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.cell(x)[0][:, -1])
 
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(16, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    small = compress(nn.Sequential(nn.Conv2d(3, 16, 3), Scale(), nn.Conv2d(16, 4, 3)), filters=0.5, example=IMAGES[0])
+    assert small.model[1].scale.shape == (8, 1, 1)
+    assert [u.layer for u in small.plan.untouched if not u.note] == ["2"]
     small = compress(Recurrent(), weights=0.5, example=torch.randn(2, 5, 8))
     assert "left as it is: cell: LSTM is not a layer that is compressed" in str(small).splitlines()
 

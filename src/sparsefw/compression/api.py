@@ -56,7 +56,7 @@ def _percent(share: float) -> str:
 
 def _amount_in_words(request: Mapping[str, Any], kind: str) -> str:
     amount = request["removed"][kind]
-    share = amount if isinstance(amount, str) else f"{100 * amount:.4g} %"
+    share = amount if isinstance(amount, str) else f"{100 * amount:.3g} %"
     return f"{share} of the {kind}" + (f", for {request['target']}" if kind in request["by"] else "")
 
 
@@ -146,8 +146,8 @@ def compress(
         level = work.level_for(goal, amounts, driven, evaluate)
         amounts = {**amounts, **dict.fromkeys(driven, level)}
         request |= {"level": level, **work.achieved}
-    request["removed"] = {kind: weights if isinstance(a, tuple) else a for kind, a in amounts.items()}
     small, edits, untouched = work.carry_out(amounts)
+    request["removed"] = {kind: weights if isinstance(amounts[kind], tuple) else s for kind, s in work.removed.items()}
     if "filters" in amounts and form == "removed":
         gap = parity_of_plan(work.source, edits, work.example)
         if not gap < 1e-4:

@@ -40,6 +40,7 @@ from sparsefw.compression.latency import measure, repeated
 from sparsefw.compression.layers import evaluating, is_channels_last
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
+from sparsefw.compression.settings import as_number
 from sparsefw.environment import environment
 from sparsefw.models import build_registered
 
@@ -218,10 +219,13 @@ def _some(names: list[str]) -> str:
 
 
 def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    numbers = {}
     for name, value in (metrics or {}).items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = as_number(value)
+        if number is None or not math.isfinite(number):
             raise ValueError(f"metrics[{name!r}] = {value!r}: must be a finite number")
-    return {str(name): float(value) for name, value in (metrics or {}).items()}
+        numbers[str(name)] = number
+    return numbers
 
 
 def _single(model: nn.Module, example: Any) -> Any:

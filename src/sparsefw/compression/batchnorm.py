@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.calibration import Calibration, add_over_ranks, device_of, run
+from sparsefw.compression.calibration import Calibration, NotFiniteError, add_over_ranks, device_of, run
 from sparsefw.compression.layers import evaluating, first_input, hooks
 from sparsefw.layer_types import BATCH_NORMS
 
@@ -69,7 +69,9 @@ def recalibrate_(model: nn.Module, calibration: Calibration) -> None:
         if float(moment.sums[2, 0]) < 2:
             raise ValueError("calibration has one value per channel, which has no variance: give more images")
         if not bool(moment.sums.isfinite().all()):
-            raise ValueError("calibration gives activations that are not finite: a BatchNorm would learn NaN or inf")
+            raise NotFiniteError(
+                "calibration gives activations that are not finite: a BatchNorm would learn NaN or inf"
+            )
         _set_statistics(norm, moment.mean, moment.variance)
 
 

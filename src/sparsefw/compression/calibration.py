@@ -17,6 +17,10 @@ from torch.utils.data import DataLoader
 from sparsefw.compression.layers import call
 
 
+class NotFiniteError(ValueError):
+    """A network gives NaN or inf on the calibration inputs, or numbers whose squares are."""
+
+
 class Calibration:
     """Inputs from any iterable of batches, on the model's device.
 

@@ -154,7 +154,7 @@ def load(
         if not 0 <= ratio < 1:
             raise ArtifactError(f"{kind}={ratio!r}: the fraction to remove must be in [0, 1)")
     header = _header(path)
-    while True:
+    for _ in range(10):
         try:
             if header["format"] == FORMAT:
                 found = _load_point(path, header, constructor, _choose(path, header, wanted, target, refit))
@@ -163,14 +163,15 @@ def load(
             else:
                 found = load_artifact(path, header, constructor)
         except ArtifactError:
-            before, header = header, _header(path)
-            if header == before:
+            newer = _header(path)
+            if newer == header:
                 raise
         else:
-            before, header = header, _header(path)
-            if header == before:
+            newer = _header(path) if (path / "plan.json").exists() else header
+            if newer == header:
                 return found
-        # Another process has just saved here, and we read some files of one artifact and some of the other.
+        header = newer  # another process has just saved here: we read some files of one artifact and some of the other
+    raise ArtifactError(f"{path} is being written over and over: try again when it is finished")
 
 
 def _header(path: Path) -> dict[str, Any]:

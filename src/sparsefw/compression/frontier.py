@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefw.compression.calibration import NotFiniteError
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.layers import as_matrices, is_layer, weight_of
@@ -104,9 +105,13 @@ def curve(
     for kept in counts:  # one at a time: a plain point is evaluated and let go
         built = stage.build(kept)
         lost = distance(work.dense, built.model)
-        work.recover(work.dense, [built], refit=False)
+        try:
+            work.recover(work.dense, [built], refit=False)
+            value = metric(built.model)
+        except NotFiniteError:
+            value = math.nan  # so much is gone that nothing can be computed any more
         size = costs(built.model, work.example) if form == "removed" else None
-        plain.append((metric(built.model), lost, size, timed(built.model)))
+        plain.append((value, lost, size, timed(built.model)))
     fitted: list[float | None] = [None] * len(ratios)
     if refit:
         builts = [stage.build(kept) for kept in counts]

@@ -53,7 +53,8 @@ def measure(
         )
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: there are {', '.join(BACKENDS)}")
-    inputs = example if batch is None else repeated(example, batch)
+    inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, example)  # a model may change it in place
+    inputs = inputs if batch is None else repeated(inputs, batch)
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     device = tensors[0].device
     if backend == "onnxruntime":

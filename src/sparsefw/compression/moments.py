@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparsefw.compression.batchnorm import Moments
-from sparsefw.compression.calibration import Calibration, add_over_ranks
+from sparsefw.compression.calibration import Calibration, NotFiniteError, add_over_ranks
 from sparsefw.compression.layers import as_matrices, bias_of, channel_axis, evaluating, set_weight
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.refit import Point, until
@@ -40,7 +40,9 @@ def match_moments(
                 got.add(until(point.model, current, inputs, output=True), axis)
         add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
         if not all(bool(m.sums.isfinite().all()) for m in (wanted, got) if m.sums is not None):
-            raise ValueError(f"{name}: calibration gives activations that are not finite, or too large to be squared")
+            raise NotFiniteError(
+                f"{name}: calibration gives activations that are not finite, or too large to be squared"
+            )
         _correct(last, wanted, got)
     if progress is not None:
         progress(len(order), len(order), "")

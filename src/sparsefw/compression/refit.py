@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.batchnorm import batch_statistics
-from sparsefw.compression.calibration import Calibration, add_over_ranks, rank_of, run
+from sparsefw.compression.calibration import Calibration, NotFiniteError, add_over_ranks, rank_of, run
 from sparsefw.compression.layers import as_matrices, bias_of, evaluating, first_input, weight_of
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.samples import choose_positions, samples
@@ -109,6 +109,7 @@ def refit(
     progress: Progress | None = None,
 ) -> None:
     """Refit all points, in place, to one dense model. Its forward passes are shared between them."""
+    broken: set[int] = set()
     for done, name in enumerate(order):
         if progress is not None:
             progress(done, len(order), name)
@@ -117,9 +118,12 @@ def refit(
             layer = dense.get_submodule(name)
             current = point.model.get_submodule(name)
             if not fitting.is_finite() or (held is not None and not held.is_finite()):
-                raise ValueError(
-                    f"{name}: calibration gives activations that are not finite, or too large to be squared"
-                )
+                broken.add(id(point))  # removing that much breaks this one; the others go on
+                if len(broken) == len(points):
+                    raise NotFiniteError(
+                        f"{name}: calibration gives activations that are not finite, or too large to be squared"
+                    )
+                continue
             centred = absorbs_offset(name)
             weight = point.write(name, _solve(_start(layer, current), fitting, held, centred))
             last = current[-1] if isinstance(current, nn.Sequential) else current
@@ -261,9 +265,13 @@ def best_rank(solution: Solution, rank: int) -> Tensor:
 
 def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tensor:
     """argmin over weights that vanish outside of the mask: w gram = moments on every row's support, by conjugate gradients."""
-    whole_rows = (mask.all(-1) | ~mask.any(-1)).all()
-    if bool(whole_rows):  # each row is free, or nothing at all: what was solved for all of them
-        return torch.where(mask, solution.weight, 0)
+    partly = (mask.any(-1) & ~mask.all(-1)).any(0)  # other rows are free, or nothing at all: solved already
+    if not bool(partly.all()):
+        w = torch.where(mask, solution.weight, 0)
+        if bool(partly.any()):
+            rows = Solution(w[:, partly], solution.gram, solution.moments[:, partly])
+            w[:, partly] = on_support(rows, mask[:, partly], iterations)
+        return w
     gram, diagonal = solution.gram, solution.gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
     w = torch.where(mask, solution.weight, 0)
     residual = torch.where(mask, solution.moments - w @ gram, 0)

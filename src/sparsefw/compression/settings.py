@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY
 from sparsefw.compression.score import SCORES
@@ -40,10 +40,20 @@ def one_of(what: str, value: str, known: Iterable[str]) -> None:
 
 
 def globs(value: str | Sequence[str]) -> tuple[str, ...]:
-    patterns = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else (None,)
+    patterns = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise ValueError(f"include and exclude take names with * and ?, or a list of them, got {value!r}")
     return patterns
+
+
+def as_number(value: Any) -> float | None:
+    """A number of Python, NumPy or torch as a float; None for anything else, such as a text that looks like one."""
+    if isinstance(value, (str, bytes, bool)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 class Metric:
@@ -66,9 +76,10 @@ class Metric:
 
     def __call__(self, model: nn.Module) -> float:
         value = self.evaluate(model)
-        if not isinstance(value, (int, float, Tensor)):
+        number = as_number(value)
+        if number is None:
             raise ValueError(f"evaluate returned {value!r}: it must return a number, larger is better")
-        return float(value)
+        return number
 
 
 def positive(value: int) -> int:
@@ -78,7 +89,8 @@ def positive(value: int) -> int:
 
 
 def ratios_of(at: Any) -> list[float]:
-    ratios = list(at) if isinstance(at, Iterable) else []
-    if not ratios or not all(isinstance(ratio, (int, float)) and 0 <= ratio < 1 for ratio in ratios):
+    ratios = [as_number(ratio) for ratio in at] if isinstance(at, Iterable) else []
+    found = [ratio for ratio in ratios if ratio is not None and 0 <= ratio < 1]
+    if not found or len(found) < len(ratios):
         raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
-    return [float(ratio) for ratio in ratios]
+    return found

@@ -90,7 +90,7 @@ class Stage(ABC):
         return [
             Untouched(unit.name, f"has {unit.count * unit.width}, no more than round_to={multiple} keeps")
             for unit, count in zip(self.units, counts, strict=True)
-            if count == unit.count and 1 < unit.count * unit.width <= multiple
+            if count == unit.count > 1 and unit.rounded(1, multiple) == unit.count
         ]
 
     @abstractmethod
@@ -262,8 +262,12 @@ class SparseWeights(Stage):
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
     ) -> None:
         taken = [(n, m) for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
-        protected = {n: other for n, other in shared_layers(model).items() if not selection.takes(other)}
-        reasons = {n: f"shares its weight with {protected[n]}, which is excluded" for n, _ in taken if n in protected}
+        excluded = {m.weight: n for n, m in model.named_modules() if is_layer(m) and not selection.takes(n)}
+        reasons = {
+            n: f"shares its weight with {excluded[m.weight]}, which is excluded"
+            for n, m in taken
+            if m.weight in excluded
+        }
         reasons |= {n: COMPUTED for n, m in taken if not isinstance(m.weight, nn.Parameter)}
         super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items()])
         self.pattern = pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,6 +15,8 @@ from sparsefw.layer_types import BATCH_NORMS
 
 class _Operations(TorchDispatchMode):
     """Shows every operation's arguments before it runs."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, look: Callable[[Any], None]) -> None:
         super().__init__()
@@ -32,8 +34,8 @@ def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
     shortcut may read it too: both are operations on it, so they are counted.
     """
     written: dict[int, str] = {}  # id of an output -> its layer
-    reads: dict[str, int] = {}
-    behind: dict[str, str] = {}
+    reads: dict[int, int] = {}
+    behind: dict[int, str] = {}  # id of an output -> the norm that reads it
     alive: list[Any] = []  # ids are only unique among living tensors
 
     def watch(name: str, module: nn.Module) -> Sequence[Any]:
@@ -42,21 +44,22 @@ def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
             written[id(output)] = name
 
         def read(_: Any, args: Any, kwargs: Any) -> None:
-            source = written.get(id(first_input(args, kwargs)))
-            if source is not None:
-                behind[source] = name
+            if id(first_input(args, kwargs)) in written:
+                behind[id(first_input(args, kwargs))] = name
 
         if is_layer(module):
             return (module.register_forward_hook(wrote),)
         is_norm = isinstance(module, BATCH_NORMS)
         return (module.register_forward_pre_hook(read, with_kwargs=True),) if is_norm else ()
 
-    def count(arguments: Any) -> None:
-        for tensor in tree_leaves(arguments):
-            name = written.get(id(tensor)) if isinstance(tensor, Tensor) else None
-            if name is not None:
-                reads[name] = reads.get(name, 0) + 1
+    def count(tensors: Any) -> None:
+        for tensor in tree_leaves(tensors):
+            if id(tensor) in written:
+                reads[id(tensor)] = reads.get(id(tensor), 0) + 1
 
     with evaluating(model), hooks(model, watch), _Operations(count):
-        call(model, example)
-    return {layer: norm for layer, norm in behind.items() if reads[layer] == 1}
+        count(call(model, example))  # what the model returns is read by its user
+    alone: dict[str, list[str | None]] = {}
+    for output, layer in written.items():
+        alone.setdefault(layer, []).append(behind.get(output) if reads.get(output) == 1 else None)
+    return {layer: norms[0] for layer, norms in alone.items() if norms[0] is not None and len(set(norms)) == 1}

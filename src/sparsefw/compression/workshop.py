@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY, Global, Sensitivity, Uniform, smallest_level
 from sparsefw.compression.attention import heads_of, plain_attention
 from sparsefw.compression.batchnorm import has_batch_norm, recalibrate_
-from sparsefw.compression.calibration import Calibration, batch_size, device_of, mean_over_ranks, run
+from sparsefw.compression.calibration import Calibration, NotFiniteError, batch_size, device_of, mean_over_ranks, run
 from sparsefw.compression.cost import costs
 from sparsefw.compression.filters import relative_gap
 from sparsefw.compression.latency import Table, estimate
@@ -53,6 +54,7 @@ class Workshop:
         _check_finite(model)
         self.settings, self.progress, self.source = settings, shown(progress), model
         self.achieved: dict[str, Any] = {}  # what a search for a target measured, of the dense and of the chosen model
+        self.removed: dict[str, float] = {}  # what was carried out last, by kind
         self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
         self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
         if example is None and self.calibration is None:
@@ -152,7 +154,7 @@ class Workshop:
 
     def carry_out(self, amounts: Amounts, recover: bool = True) -> tuple[nn.Module, list[Edit], list[Untouched]]:
         """All kinds in turn, each on the result of the one before; with `recover`, each followed by refit or statistics."""
-        model = self.dense
+        model, self.removed = self.dense, dict.fromkeys(amounts, 0.0)
         edits: list[Edit] = []
         untouched: list[Untouched] = []
         for kind in KINDS:
@@ -163,22 +165,25 @@ class Workshop:
                 continue
             pattern = amount if isinstance(amount, tuple) else None
             stage = self.stage(kind, model, pattern)
-            built = stage.build(stage.counts(0.0) if isinstance(amount, tuple) else self.counts(stage, amount))
+            counts = stage.counts(0.0) if isinstance(amount, tuple) else self.counts(stage, amount)
+            self.removed[kind] = stage.removed_share(counts)
+            built = stage.build(counts)
             edits += built.edits
             untouched += [u for u in built.untouched if u not in untouched]
             if recover:
                 untouched += [u for u in self.recover(model, [built]) if u not in untouched]
             model = built.model
         if edits:
-            untouched += self.foreign()
+            untouched += self.foreign({edit.layer for edit in edits})
         return (copy.deepcopy(model) if model is self.dense else model), edits, untouched
 
-    def foreign(self) -> list[Untouched]:
+    def foreign(self, edited: set[str]) -> list[Untouched]:
         """Modules with weights of their own that no kind of compression knows, such as recurrent ones."""
         return [
             Untouched(name, f"{type(module).__name__} is not a layer that is compressed")
             for name, module in self.dense.named_modules()
-            if name and not is_layer(module) and not any(module.children()) and not name.endswith(".parametrizations.weight")
+            if name and name not in edited and not is_layer(module) and next(module.children(), None) is None
+            and not name.endswith(".parametrizations.weight") and not any(e.startswith(f"{name}.") for e in edited)
             and any(p.ndim > 1 for p in module.parameters(recurse=False))
         ]  # fmt: skip
 
@@ -241,7 +246,10 @@ class Workshop:
             measured = {0.0: mean_over_ranks(metric.of_dense(copy.deepcopy(self.dense)))}
 
             def drop(level: float) -> float:
-                measured[level] = mean_over_ranks(metric(compressed(level, True)))
+                try:
+                    measured[level] = mean_over_ranks(metric(compressed(level, True)))
+                except NotFiniteError:  # so much is gone that nothing can be computed any more: too much
+                    return math.inf
                 return measured[0.0] - measured[level]
 
             level = most_compression(drop, goal)
@@ -265,7 +273,9 @@ class Workshop:
 
         level = least_compression(share, goal)
         # What an earlier stage recovered may change what a later one, allocated by its weights, takes from which layer.
-        if len({**amounts, **dict.fromkeys(driven)}) > 1 and share(level, recover=True) > goal.value:
+        together = {**amounts, **dict.fromkeys(driven)}
+        by_weights = self.settings.allocation not in (None, "uniform") or ("weights" in together and name == "bytes")
+        if len(together) > 1 and by_weights and share(level, recover=True) > goal.value:
             level = least_compression(lambda level: share(level, recover=True), goal)
         return level
 
