@@ -11,6 +11,11 @@ from sparsefw.data import load_digits
 from sparsefw.models import build
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def small_resnet() -> nn.Module:
     """An untrained ResNet for 1 x 8 x 8 images whose batch norms have statistics of their own."""

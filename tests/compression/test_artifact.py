@@ -13,8 +13,9 @@ import time
 import onnx
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from compression.networks import ROWS, mlp
 from sparsefw import compress, load, save
 from sparsefw.compression import ArtifactError, artifact, files
 from sparsefw.compression.files import replaced_folder
@@ -334,3 +335,21 @@ def test_without_atomic_exchange_the_swap_still_works(tmp_path, monkeypatch):
             (aside / "f").write_text(content)
     assert (tmp_path / "a" / "f").read_text() == "two"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_long_names(tmp_path):
+    save(compress(mlp(), rank=0.5, example=ROWS[0]), tmp_path / ("n" * 250))
+
+
+def test_outputs_that_are_whole_numbers(tmp_path):
+    class Class(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).argmax(1)
+
+    save(compress(Class(), rank=0.5, example=ROWS[0]), tmp_path / "a", onnx=True)
+    parity = load(tmp_path / "a", Class).certificate["parity"]
+    assert parity == {"masked_removed": None, "onnxruntime": 0.0}  # equal in onnxruntime; a removal proves nothing

@@ -9,59 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, Net, awake, table
 from sparsefw.compression import compress
-from sparsefw.compression.channels import Channels, find_channels
-from sparsefw.compression.filters import parity, removable_channels, removal
+from sparsefw.compression.channels import find_channels
+from sparsefw.compression.filters import removable_channels, removal
 from sparsefw.models import build
-
-SILENCE = "removing them is not the same as silencing them"
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-def image(channels: int = 3, size: int = 6) -> Tensor:
-    return torch.randn(2, channels, size, size)
-
-
-def fingerprint(model: nn.Module) -> list[Any]:
-    """Everything about a model that following its channels must leave as it was."""
-    tensors = [(name, t.clone().tolist()) for name, t in model.state_dict().items()]
-    modules = [
-        (name, m.training, len(m._forward_hooks), len(m._forward_pre_hooks), sorted(vars(m)))
-        for name, m in model.named_modules()
-    ]
-    return [tensors, modules, [p.requires_grad for p in model.parameters()]]
-
-
-def check(model: nn.Module, inputs: Any, expected: dict[str, tuple[int, str]]) -> list[Channels]:
-    """The sets are as expected, the model is untouched, and removing any removable ones equals silencing them."""
-    before = fingerprint(model)
-    found = removable_channels(model, inputs)
-    assert fingerprint(model) == before
-    assert table(found) == expected
-    removable = [channels for channels in found if not channels.fixed]
-    for seed in range(4 if removable else 0):
-        generator = torch.Generator().manual_seed(seed)
-        choice = {channels: some(channels, generator) for channels in removable}
-        assert parity(model, inputs, choice) <= 1e-5
-    for channels in removable:
-        assert parity(model, inputs, {channels: some(channels, generator)}) <= 1e-5
-    return found
-
-
-def some(channels: Channels, generator: torch.Generator) -> list[int]:
-    """As many channels from each block, at random, but not all."""
-    blocks = torch.as_tensor(channels.blocks)
-    per_block = channels.count // len(blocks.unique())
-    count = int(torch.randint(1, per_block, (), generator=generator))
-    order = [(blocks == b).nonzero().flatten() for b in blocks.unique()]
-    return sorted(
-        int(i) for members in order for i in members[torch.randperm(len(members), generator=generator)][:count]
-    )
 
 
 def test_a_module_called_twice_has_one_set_of_channels():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from compression.networks import IMAGES, ROWS, cnn, mlp
 from sparsefw import compress, load, save, save_elastic
-from sparsefw.compression import ArtifactError
+from sparsefw.compression import ArtifactError, elastic
 
 GRID = (0.3, 0.5, 0.7)
 
@@ -80,3 +83,44 @@ def test_only_the_asked_point_must_be_sound(small_resnet, batches, tmp_path):
     load(tmp_path / "e", filters=0.5)
     with pytest.raises(ArtifactError, match="damaged or was edited"):
         load(tmp_path / "e", filters=0.3)
+
+
+def test_a_broken_point_of_an_elastic_artifact_has_no_metric(tmp_path):
+    save_elastic(mlp(), tmp_path / "e", "filters", [0.5], calibration=ROWS, evaluate=lambda net: math.nan)
+    assert load(tmp_path / "e", mlp, filters=0.5).certificate["metrics"] == {"compressed": None}
+
+
+def test_an_elastic_artifact_is_read_as_a_whole(tmp_path, monkeypatch):
+    """Another process saves between the reading of two files."""
+    first, second = cnn(), cnn()
+    with torch.no_grad():
+        second[0].weight.neg_()
+    how = {"kind": "filters", "at": [0.5], "calibration": IMAGES}
+
+    def output(folder) -> Tensor:
+        with torch.no_grad():
+            return load(folder, cnn, filters=0.5, refit=False).model.eval()(IMAGES[0])
+
+    save_elastic(second, tmp_path / "second", **how)
+    save_elastic(first, tmp_path / "e", **how)
+    read, reads = elastic.read_tensors, []
+
+    def interrupted(path):
+        reads.append(path)
+        if len(reads) == 2:
+            save_elastic(second, tmp_path / "e", **how)
+        return read(path)
+
+    monkeypatch.setattr(elastic, "read_tensors", interrupted)
+    assert torch.equal(output(tmp_path / "e"), output(tmp_path / "second"))
+
+
+def test_what_evaluate_does_to_a_model_is_not_stored(tmp_path):
+    def freezing(net: nn.Module) -> float:
+        net.eval().requires_grad_(False)
+        return 1.0
+
+    save_elastic(mlp().train(), tmp_path / "e", "filters", [0.5], calibration=ROWS, evaluate=freezing)
+    net = load(tmp_path / "e", mlp, filters=0.5).model
+    assert net.training
+    assert net[0].weight.requires_grad

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from compression.networks import unnormed as network
 from sparsefw.compression import compress, latency
 from sparsefw.compression.latency import Latency, Table, estimate, measure
 from sparsefw.compression.target import MOST, UnreachableError
@@ -21,14 +22,6 @@ X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 def share_of_latency(small: nn.Module, dense: nn.Module, example: Tensor) -> float:
     table = Table(example.device)
     return estimate(small, example, table) / estimate(dense, example, table)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4),
-    )  # fmt: skip
 
 
 # Latency

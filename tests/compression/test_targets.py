@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from compression.networks import unnormed as network
 from sparsefw.compression import compress
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.plan import Keep, Split
@@ -20,14 +21,6 @@ from sparsefw.compression.target import MOST, Target, UnreachableError, least_co
 STEP = MOST / 2**14  # how finely the level is searched for
 METRICS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4),
-    )  # fmt: skip
 
 
 # Words

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression import compress
 from sparsefw.compression.plan import Thin
-from sparsefw.compression.weights import global_masks, largest, layer_masks, n_m_mask
+from sparsefw.compression.weights import global_masks, largest, layer_masks, n_m_mask, share_of
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -233,3 +233,15 @@ def test_what_is_not_finite_is_named(bad):
         net[3].weight[1, 2, 0, 0] = bad
     with pytest.raises(ValueError, match=r"^3\.weight contains NaN or inf; .*$"):
         compress(net, weights=0.5, example=X)
+
+
+@pytest.mark.parametrize(
+    "count, ratio, gone", [(44_500_000, 0.7, 31_150_000), (86_000_000, 0.57, 49_020_000), (3, 1 / 3, 1)]
+)
+def test_shares_of_large_numbers(count, ratio, gone):
+    assert share_of(ratio, count) == gone
+
+
+def test_exactly_that_many_of_many():
+    mask = global_masks({"w": torch.rand(10_000_019, generator=torch.Generator().manual_seed(0))}, 0.7)["w"]
+    assert int((~mask).sum()) == 7_000_013

@@ -12,8 +12,7 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.filters import parity_of_plan
 from sparsefw.compression.plan import Plan, in_words
 from sparsefw.compression.progress import Progress
-from sparsefw.compression.settings import KINDS, Settings, globs, one_of, positive
-from sparsefw.compression.stages import Selection
+from sparsefw.compression.settings import KINDS, one_of, settings_of
 from sparsefw.compression.target import Target
 from sparsefw.compression.workshop import Workshop
 
@@ -102,14 +101,12 @@ def compress(
 
     Several kinds together are applied in the order filters, rank, weights.
     """
-    settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+    settings = settings_of(form, score, allocation, include, exclude, round_to, refit)
     amounts = _amounts(filters, rank, weights)
     goal = None if target is None else Target.parse(target)
     if goal is None and by is not None:
         raise ValueError(f"by={by!r} says what a target= is met by, and there is none")
     driven = _driven("filters" if by is None else by, amounts) if goal is not None else ()
-    if not isinstance(refit, bool):
-        raise ValueError(f"refit={refit!r}: must be True or False")
     if form == "masked" and "filters" not in (*amounts, *driven):
         raise ValueError("form='masked' is a way to remove filters, and none are asked for")
     if not amounts and goal is None:
@@ -143,21 +140,21 @@ def compress(
         )
     work = Workshop(model, example, calibration, settings, progress)
     if goal is not None:
-        level = work.level_for(goal, amounts, driven, evaluate)
-        amounts = {**amounts, **dict.fromkeys(driven, level)}
-        request |= {"level": level, **work.achieved}
-    small, edits, untouched = work.carry_out(amounts)
-    request["removed"] = {kind: weights if isinstance(amounts[kind], tuple) else s for kind, s in work.removed.items()}
+        found = work.level_for(goal, amounts, driven, evaluate)
+        amounts = {**amounts, **dict.fromkeys(driven, found.level)}
+        request |= {"level": found.level, **found.measured}
+    done = work.carry_out(amounts)
+    request["removed"] = {kind: weights if isinstance(amounts[kind], tuple) else s for kind, s in done.removed.items()}
     if "filters" in amounts and form == "removed":
-        gap = parity_of_plan(work.source, edits, work.example)
+        gap = parity_of_plan(work.source, done.edits, work.example)
         if not gap < 1e-4:
             raise ValueError(
                 f"removing these channels is not the same as silencing them (outputs differ by {gap:.2g}): "
                 "the model computes with their number; exclude the layers that do"
             )
-    plan = Plan((*work.unfused, *edits), tuple(untouched), request)
-    dense, after = costs(work.dense, work.example), costs(small, work.example)
-    return Compressed(small, plan, dense, after, work.source, work.example)
+    plan = Plan((*work.unfused, *done.edits), tuple(done.untouched), request)
+    before, after = costs(work.dense, work.example), costs(done.model, work.example)
+    return Compressed(done.model, plan, before, after, work.source, work.example)
 
 
 def _amounts(filters: Any, rank: Any, weights: Any) -> dict[str, float | tuple[int, int]]:

@@ -37,7 +37,7 @@ from sparsefw.compression.files import (
 )
 from sparsefw.compression.filters import parity_of_plan
 from sparsefw.compression.latency import measure, repeated
-from sparsefw.compression.layers import evaluating, is_channels_last
+from sparsefw.compression.layers import evaluating, first_line, is_channels_last
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
 from sparsefw.compression.settings import as_number
@@ -164,9 +164,9 @@ def reshape(folder: Path, plan: Plan, model: nn.Module) -> None:
     try:
         plan.reshape(model)
     except (AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, StopIteration) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ArtifactError(
-            f"{folder / 'plan.json'} does not fit the network that it is applied to, which must be the dense one: {line}"
+            f"{folder / 'plan.json'} does not fit the network that it is applied to, which must be the dense one: "
+            f"{first_line(error)}"
         ) from None
 
 
@@ -241,8 +241,9 @@ def _single(model: nn.Module, example: Any) -> Any:
 
 def _certificate(small: Compressed, metrics: Mapping[str, float]) -> dict[str, Any]:
     single = _single(small.model, small.example)
+    gap = parity_of_plan(small.source, small.plan.edits, small.example)
     return {
-        "parity": {"masked_removed": parity_of_plan(small.source, small.plan.edits, small.example)},
+        "parity": {"masked_removed": gap if math.isfinite(gap) else None},  # None: outputs that cannot be compared
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "latency": {
             "dense": asdict(measure(copy.deepcopy(small.source), single, seconds=0.3)),

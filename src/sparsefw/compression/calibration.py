@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
-from sparsefw.compression.layers import call
+from sparsefw.compression.layers import call, first_line
 
 
 class NotFiniteError(ValueError):
@@ -122,8 +122,7 @@ def run(model: nn.Module, inputs: Any, what: str = "calibration") -> Any:
         return call(model, inputs)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-        line = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{what} does not fit the model: inputs of shape {shapes}: {line}") from error
+        raise ValueError(f"{what} does not fit the model: inputs of shape {shapes}: {first_line(error)}") from error
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -46,8 +46,7 @@ from sparsefw.compression.files import (
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
 from sparsefw.compression.progress import Progress
-from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
-from sparsefw.compression.stages import Selection
+from sparsefw.compression.settings import KINDS, Metric, one_of, ratios_of, settings_of
 from sparsefw.compression.target import Target
 from sparsefw.compression.workshop import Workshop
 from sparsefw.environment import environment
@@ -78,7 +77,7 @@ def save_elastic(
     one_of("kind", kind, KINDS)
     ratios = sorted(set(ratios_of(at)))
     metric = None if evaluate is None else Metric(evaluate)
-    settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+    settings = settings_of(form, score, allocation, include, exclude, round_to, refit)
     work = Workshop(model, example, calibration, settings, progress)
     stage = work.stage(kind, work.dense)
     counts = [work.counts(stage, ratio) for ratio in ratios]

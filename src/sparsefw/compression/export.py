@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.filters import relative_gap
-from sparsefw.compression.layers import call, evaluating
+from sparsefw.compression.layers import call, evaluating, first_line
 
 
 class ExportError(RuntimeError):
@@ -92,7 +92,9 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
                 optimize=True,
             )
         except Exception as error:
-            raise ExportError(f"the model cannot be exported to ONNX: {_line(error)}") from error
+            raise ExportError(
+                f"the model cannot be exported to ONNX: {type(error).__name__}: {first_line(error)}"
+            ) from error
     assert program is not None
     return program
 
@@ -102,7 +104,7 @@ def _exported(model: nn.Module, example: Any) -> Any:
         args, kwargs = _arguments(_two(example))
         return torch.export.export(model, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
     except Exception as error:
-        raise ExportError(f"the model cannot be exported: {_line(error)}") from error
+        raise ExportError(f"the model cannot be exported: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
@@ -116,12 +118,7 @@ def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
         with evaluating(model):
             expected = call(model, inputs)
         got = [torch.from_numpy(array) for array in session.run(None, _feed(session, inputs))]
-        leaves = [
-            t
-            for t in tree_leaves(expected.to_tuple() if hasattr(expected, "to_tuple") else expected)
-            if isinstance(t, Tensor)
-        ]
-        worst = max(worst, relative_gap(leaves, got))
+        worst = max(worst, relative_gap(expected, got, whole_numbers=True))
     return worst
 
 
@@ -172,11 +169,6 @@ def _needs(*packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ExportError(f"{' and '.join(missing)} missing: pip install 'sparsefw[export]'")
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
 @contextlib.contextmanager

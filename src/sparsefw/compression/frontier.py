@@ -16,8 +16,7 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.layers import as_matrices, is_layer, weight_of
 from sparsefw.compression.progress import Progress
-from sparsefw.compression.settings import KINDS, Metric, Settings, globs, one_of, positive, ratios_of
-from sparsefw.compression.stages import Selection
+from sparsefw.compression.settings import KINDS, Metric, one_of, ratios_of, settings_of
 from sparsefw.compression.workshop import Workshop
 
 
@@ -93,7 +92,7 @@ def curve(
     metric = Metric(evaluate)
     if latency and form != "removed":
         raise ValueError("latency=True needs form='removed': a masked model is as slow as the dense one")
-    settings = Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+    settings = settings_of(form, score, allocation, include, exclude, round_to, refit)
     work = Workshop(model, example, calibration, settings, progress)
     dense, stage = metric.of_dense(copy.deepcopy(work.dense)), work.stage(kind, work.dense)
     counts = [work.counts(stage, ratio) for ratio in ratios]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.calibration import batch_size
-from sparsefw.compression.layers import AnyConv, call, call_on, evaluating, first_input, hooks, is_layer
+from sparsefw.compression.layers import AnyConv, call, call_on, cloned, evaluating, first_input, hooks, is_layer
 from sparsefw.environment import device_name
 
 BACKENDS = ("eager", "onnxruntime")
@@ -53,7 +53,7 @@ def measure(
         )
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: there are {', '.join(BACKENDS)}")
-    inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, example)  # a model may change it in place
+    inputs = cloned(example)  # a model may change it in place
     inputs = inputs if batch is None else repeated(inputs, batch)
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     device = tensors[0].device

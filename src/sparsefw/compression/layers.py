@@ -96,6 +96,12 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(owner), local, new)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of torch or of a model says, without the pages that follow."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a module reads, given by position or by name."""
     return (*args, *kwargs.values())[0]
@@ -106,8 +112,11 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
     On a copy of them, since a model may work on its inputs in place.
     """
-    inputs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
-    return call_on(model, inputs)
+    return call_on(model, cloned(inputs))
+
+
+def cloned(inputs: Any) -> Any:
+    return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
 
 
 def call_on(model: nn.Module, inputs: Any) -> Any:

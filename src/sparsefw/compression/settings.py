@@ -34,6 +34,21 @@ class Settings:
             one_of("allocation", self.allocation, (*ALLOCATIONS, SENSITIVITY))
 
 
+def settings_of(
+    form: str,
+    score: str,
+    allocation: str | None,
+    include: str | Sequence[str],
+    exclude: str | Sequence[str],
+    round_to: int,
+    refit: bool,
+) -> Settings:
+    """The arguments that compress, curve and save_elastic have in common."""
+    if not isinstance(refit, bool):
+        raise ValueError(f"refit={refit!r}: must be True or False")
+    return Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+
+
 def one_of(what: str, value: str, known: Iterable[str]) -> None:
     if value not in list(known):
         raise ValueError(f"{what}={value!r}: there are {', '.join(known)}")

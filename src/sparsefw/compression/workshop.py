@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from sparsefw.compression.calibration import Calibration, NotFiniteError, batch_
 from sparsefw.compression.cost import costs
 from sparsefw.compression.filters import relative_gap
 from sparsefw.compression.latency import Table, estimate
-from sparsefw.compression.layers import bias_of, call, evaluating, forward_order, is_layer, shared_layers
+from sparsefw.compression.layers import bias_of, call, evaluating, first_line, forward_order, is_layer, shared_layers
 from sparsefw.compression.lowrank import is_standard
 from sparsefw.compression.moments import match_moments
 from sparsefw.compression.plan import Edit, Unfuse, Untouched
@@ -33,6 +34,24 @@ from sparsefw.layer_types import CONVOLUTIONS
 
 FEW = 32  # fewer calibration inputs than this are worth a remark
 Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A compressed model, what was done to it, what was left, and which share of each kind's units went."""
+
+    model: nn.Module
+    edits: list[Edit]
+    untouched: list[Untouched]
+    removed: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The level that meets a target, and what the search measured of the dense and of the chosen model."""
+
+    level: float
+    measured: dict[str, Any] = field(default_factory=dict)
 
 
 class Workshop:
@@ -53,8 +72,6 @@ class Workshop:
             raise ValueError("a TorchScript module cannot be taken apart: give the module that it was made from")
         _check_finite(model)
         self.settings, self.progress, self.source = settings, shown(progress), model
-        self.achieved: dict[str, Any] = {}  # what a search for a target measured, of the dense and of the chosen model
-        self.removed: dict[str, float] = {}  # what was carried out last, by kind
         self._stages: dict[tuple[str, tuple[int, int] | None], Stage] = {}
         self.calibration = None if calibration is None else Calibration(calibration, device_of(model))
         if example is None and self.calibration is None:
@@ -152,9 +169,9 @@ class Workshop:
         level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, most) - 1e-9)
         return stage.counts(1.0 if level is None else level)
 
-    def carry_out(self, amounts: Amounts, recover: bool = True) -> tuple[nn.Module, list[Edit], list[Untouched]]:
+    def carry_out(self, amounts: Amounts, recover: bool = True) -> Outcome:
         """All kinds in turn, each on the result of the one before; with `recover`, each followed by refit or statistics."""
-        model, self.removed = self.dense, dict.fromkeys(amounts, 0.0)
+        model, removed = self.dense, dict.fromkeys(amounts, 0.0)
         edits: list[Edit] = []
         untouched: list[Untouched] = []
         for kind in KINDS:
@@ -166,7 +183,7 @@ class Workshop:
             pattern = amount if isinstance(amount, tuple) else None
             stage = self.stage(kind, model, pattern)
             counts = stage.counts(0.0) if isinstance(amount, tuple) else self.counts(stage, amount)
-            self.removed[kind] = stage.removed_share(counts)
+            removed[kind] = stage.removed_share(counts)
             built = stage.build(counts)
             edits += built.edits
             untouched += [u for u in built.untouched if u not in untouched]
@@ -175,7 +192,7 @@ class Workshop:
             model = built.model
         if edits:
             untouched += self.foreign({edit.layer for edit in edits})
-        return (copy.deepcopy(model) if model is self.dense else model), edits, untouched
+        return Outcome(copy.deepcopy(model) if model is self.dense else model, edits, untouched, removed)
 
     def foreign(self, edited: set[str]) -> list[Untouched]:
         """Modules with weights of their own that no kind of compression knows, such as recurrent ones."""
@@ -234,11 +251,9 @@ class Workshop:
         amounts: Amounts,
         driven: Sequence[str],
         evaluate: Callable[[nn.Module], float] | None,
-    ) -> float:
-        dense = costs(self.dense, self.example)
-
+    ) -> Found:
         def compressed(level: float, recover: bool) -> nn.Module:
-            return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover)[0]
+            return self.carry_out({**amounts, **dict.fromkeys(driven, level)}, recover).model
 
         if goal.metric == "drop":
             assert evaluate is not None
@@ -253,8 +268,7 @@ class Workshop:
                 return measured[0.0] - measured[level]
 
             level = most_compression(drop, goal)
-            self.achieved = {"metric": [measured[0.0], measured[level]]}
-            return level
+            return Found(level, {"metric": [measured[0.0], measured[level]]})
         if goal.metric == "latency":
             table = Table(device_of(self.dense))
             whole = mean_over_ranks(estimate(self.dense, self.example, table))
@@ -263,10 +277,9 @@ class Workshop:
                 return mean_over_ranks(estimate(compressed(level, False), self.example, table))
 
             level = least_compression(lambda level: milliseconds(level) / whole, goal)
-            self.achieved = {"milliseconds": [whole, milliseconds(level)], "batch": batch_size(self.example)}
-            return level
+            return Found(level, {"milliseconds": [whole, milliseconds(level)], "batch": batch_size(self.example)})
         name = {"params": "parameters"}.get(goal.metric, goal.metric)
-        whole = getattr(dense, name)
+        whole = getattr(costs(self.dense, self.example), name)
 
         def share(level: float, recover: bool = False) -> float:
             return float(getattr(costs(compressed(level, recover), self.example), name) / whole)
@@ -277,16 +290,17 @@ class Workshop:
         by_weights = self.settings.allocation not in (None, "uniform") or ("weights" in together and name == "bytes")
         if len(together) > 1 and by_weights and share(level, recover=True) > goal.value:
             level = least_compression(lambda level: share(level, recover=True), goal)
-        return level
+        return Found(level)
 
 
 def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "first torch.nn.utils.prune.remove(layer, 'weight'): " if _is_pruned(model) else ""
-        raise ValueError(f"the model cannot be copied, and compress works on a copy: {hint}{line}") from error
+        raise ValueError(
+            f"the model cannot be copied, and compress works on a copy: {hint}{first_line(error)}"
+        ) from error
 
 
 def _is_pruned(model: nn.Module) -> bool:

@@ -1,0 +1,217 @@
+"""What is refused, in one line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from compression.networks import IMAGES, ROWS, X, cnn, mlp, normed
+from sparsefw import compress, curve, load, recalibrate, save, save_elastic
+from sparsefw.compression import ArtifactError, export_onnx, measure
+from sparsefw.compression.export import ExportError
+
+BAD = [-0.1, 1.0, 1.5, math.nan, math.inf, True, False, [0.5], None.__class__]
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
+@pytest.mark.parametrize("value", [*BAD, "0.5", "half"], ids=str)
+def test_what_is_no_fraction(kind, value):
+    with pytest.raises(ValueError, match=rf"^{kind}=[^\n]*(must be in \[0, 1\)|a pattern is N:M)[^\n]*$"):
+        compress(normed(), example=X, **{kind: value})
+
+
+@pytest.mark.parametrize("value", ["2:", ":4", "4:2", "4:4", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
+def test_what_is_no_pattern(value):
+    with pytest.raises(ValueError, match=rf"^weights={value!r}: a pattern is N:M with 0 < N < M, such as '2:4'$"):
+        compress(normed(), example=X, weights=value)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"score": "l3"}, "score='l3': there are l1, l2, bn, activation"),
+        ({"form": "cut"}, "form='cut': there are removed, masked"),
+        ({"allocation": "fair"}, "allocation='fair': there are uniform, global, energy, worst, sensitivity"),
+        ({"round_to": 0}, "round_to=0: must be a whole number of at least 1"),
+        ({"round_to": 2.5}, "round_to=2.5: must be"),
+        ({"round_to": True}, "round_to=True: must be"),
+        ({"example": None}, "calibration="),
+        ({"example": None, "calibration": []}, "calibration is empty"),
+        ({"filters": None}, "how much? give filters=, rank= or weights="),
+        ({"include": "layer*"}, "include='layer*' matches no layer"),
+        ({"exclude": "head"}, "exclude='head' matches no layer"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_exist(wrong, says):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        compress(normed(), **{"filters": 0.5, "example": X, **wrong})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("thing", [None, 3, normed().state_dict(), nn.Linear, lambda x: x], ids=range(5))
+def test_what_is_no_model(thing):
+    with pytest.raises(ValueError, match=r"^compress needs a torch.nn.Module, got \w+$"):
+        compress(thing, filters=0.5, example=X)
+
+
+@pytest.mark.parametrize(
+    "net, x",
+    [
+        (nn.Sequential(nn.ReLU()), X),
+        (nn.Sequential(nn.Linear(3, 2)), torch.randn(1, 3)),
+        (nn.Sequential(nn.LayerNorm(3)), torch.randn(1, 3)),
+    ],
+)
+def test_nothing_to_compress(net, x):
+    for how in ({"filters": 0.5}, {"rank": 0.5}, {"filters": 0.5, "form": "masked"}):
+        with pytest.raises(ValueError, match=r"^there is nothing to compress by [^\n]*$"):
+            compress(net, example=x, **how)
+
+
+@pytest.mark.parametrize(
+    "name, bad", [("0.weight", math.nan), ("3.weight", math.inf), ("8.bias", -math.inf), ("4.running_var", math.nan)]
+)
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_models_that_are_not_finite(name, how, bad):
+    net = normed()
+    net.state_dict()[name].view(-1)[0] = bad
+    with pytest.raises(ValueError, match=rf"^{name} contains NaN or inf[^\n]*$"):
+        compress(net, example=X, **how)
+
+
+@pytest.mark.parametrize(
+    "example", [torch.randn(2, 4, 10, 10), torch.randn(2, 3, 2, 2), (X, X), {"y": X}], ids=range(4)
+)
+@pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_an_example_that_does_not_fit(example, how):
+    with pytest.raises(ValueError, match=r"^example does not fit the model: inputs of shape [^\n]*$"):
+        compress(normed(), example=example, **how)
+
+
+@pytest.mark.parametrize("example", ["picture", 3, X.numpy(), (1, 3, 10, 10), {"x": None}], ids=range(5))
+def test_an_example_without_tensors(example):
+    with pytest.raises(ValueError, match=r"^example has no tensor in it: \w+; give torch tensors, with a batch axis$"):
+        compress(normed(), filters=0.5, example=example)
+
+
+def test_a_model_that_cannot_be_copied():
+    net = normed()
+    net.cache = net(X)  # a tensor that remembers how it was computed
+    with pytest.raises(ValueError, match=r"^the model cannot be copied, and compress works on a copy: [^\n]*$"):
+        compress(net, filters=0.5, example=X)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"filters": 0.5, "by": "rank"}, "by='rank' says what a target= is met by, and there is none"),
+        ({"rank": 0.5, "form": "masked"}, "form='masked' is a way to remove filters, and none are asked for"),
+        ({"filters": 0.5, "refit": "yes"}, "refit='yes': must be True or False"),
+        ({"filters": 0.5, "include": 3}, "include and exclude take names with * and ?, or a list of them, got 3"),
+        ({"target": "latency=0.5", "by": "weights"}, "zeros stay in place, so latency cannot fall; use bytes="),
+        ({"target": "params=0.5", "form": "masked"}, "cannot fall; use bytes=, or form='removed'"),
+    ],
+    ids=str,
+)
+def test_nothing_is_ignored(wrong, says):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        compress(cnn(), example=IMAGES[0], **wrong)
+    assert says in str(caught.value)
+
+
+def test_nothing_is_ignored_elsewhere(tmp_path):
+    small = compress(cnn(), filters=0.5, example=IMAGES[0])
+    with pytest.raises(ValueError, match=r"^backend='tflite': there are eager, onnxruntime$"):
+        measure(small.model, IMAGES[0], backend="tflite")
+    with pytest.raises(ValueError, match=r"^measure needs a torch.nn.Module, got Compressed; [^\n]*\.model$"):
+        measure(small, IMAGES[0])
+    with pytest.raises(ValueError, match=r"^a torch.nn.Module is exported, not a Compressed; [^\n]*\.model$"):
+        export_onnx(small, IMAGES[0], tmp_path / "x.onnx")
+    with pytest.raises(ExportError, match=r"^cannot write [^\n]*: No such file or directory$"):
+        export_onnx(small.model, IMAGES[0], tmp_path / "nowhere" / "x.onnx")
+    with pytest.raises(ValueError, match=r"^latency=True needs form='removed'"):
+        curve(cnn(), "filters", [0.5], calibration=IMAGES, evaluate=lambda net: 1.0, latency=True)
+    with pytest.raises(ValueError, match=r"^at=\['2:4'\]: ratios to remove must be in \[0, 1\), at least one$"):
+        curve(cnn(), "weights", ["2:4"], calibration=IMAGES, evaluate=lambda net: 1.0)
+
+
+@pytest.mark.parametrize("value, says", [(math.nan, "nan"), (math.inf, "inf"), (None, "None"), ("x", "'x'")])
+def test_what_evaluate_may_not_return(value, says):
+    for run in (
+        lambda: compress(mlp(), target="drop=1", calibration=ROWS, evaluate=lambda net: value),
+        lambda: curve(mlp(), "filters", [0.5], calibration=ROWS, evaluate=lambda net: value, form="removed"),
+    ):
+        with pytest.raises(ValueError, match=rf"^evaluate (gives|returned) {says}[^\n]* larger is better$"):
+            run()
+    with pytest.raises(ValueError, match=r"^evaluate must be a function from a model to a number"):
+        curve(mlp(), "filters", [0.5], calibration=ROWS, evaluate=3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "good", None, True])
+def test_metrics_are_numbers(value, tmp_path):
+    with pytest.raises(ValueError, match=r"^metrics\['acc'\] = [^\n]*: must be a finite number$"):
+        save(compress(mlp(), rank=0.5, calibration=ROWS), tmp_path / "a", metrics={"acc": value})
+
+
+@pytest.mark.parametrize("ratio", [math.nan, 2, -0.1, 1.0])
+def test_ratios_that_cannot_be_loaded(ratio, tmp_path):
+    save_elastic(mlp(), tmp_path / "e", "filters", [0.5], calibration=ROWS)
+    with pytest.raises(ArtifactError, match=r"^filters=[^\n]*: the fraction to remove must be in \[0, 1\)$"):
+        load(tmp_path / "e", mlp, filters=ratio)
+
+
+def test_extra_state_is_refused_when_saving(tmp_path):
+    class Extra(nn.Identity):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"k": 1}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            pass
+
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), Extra(), nn.Conv2d(16, 4, 3))
+    with pytest.raises(ArtifactError, match=r"^1\._extra_state is no tensor: [^\n]*$"):
+        save(compress(net, filters=0.5, example=IMAGES[0]), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("empty", [[IMAGES[0], IMAGES[0][:0]], [IMAGES[0][:0]]])
+def test_an_empty_batch(empty):
+    with pytest.raises(ValueError, match=r"^calibration has an empty batch$"):
+        compress(cnn(), filters=0.5, calibration=empty)
+
+
+@pytest.mark.parametrize("refit, batches", [(False, 3), (True, 4), (True, 3)])
+def test_activations_that_are_not_finite(refit, batches):
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        net[2].weight.fill_(3e38)
+    with pytest.raises(ValueError, match=r"^[024]: calibration gives activations that are not finite[^\n]*$"):
+        compress(net, weights=0.5, calibration=ROWS[:batches], refit=refit)
+
+
+def test_statistics_that_are_not_finite():
+    net = cnn()
+    with torch.no_grad():
+        net[0].weight.fill_(3e38)
+    with pytest.raises(ValueError, match=r"^calibration gives activations that are not finite[^\n]*$"):
+        recalibrate(net, IMAGES)
+
+
+def test_what_others_wrap():
+    net = cnn().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about the age of TorchScript
+        scripted, compiled = torch.jit.trace(net, IMAGES[0]), torch.compile(net, backend="eager")
+    small = compress(compiled, filters=0.5, example=IMAGES[0])
+    assert list(dict(small.model.named_modules())) == list(dict(net.named_modules()))
+    with pytest.raises(ValueError, match=r"^a TorchScript module cannot be taken apart: [^\n]*$"):
+        compress(scripted, filters=0.5, example=IMAGES[0])
+    prune.l1_unstructured(net[0], "weight", 0.5)
+    with pytest.raises(ValueError, match=r"^the model cannot be copied[^\n]*first torch.nn.utils.prune.remove"):
+        compress(net, filters=0.5, example=IMAGES[0])
