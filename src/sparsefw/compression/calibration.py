@@ -32,7 +32,10 @@ class Calibration:
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
         if isinstance(batches, (Tensor, str, Mapping)) or not isinstance(batches, Iterable):
-            raise ValueError(f"calibration must be an iterable of batches, got {type(batches).__name__}")
+            got = type(batches).__name__
+            raise ValueError(
+                f"calibration must be an iterable of batches, got {got}; such as a DataLoader or images.split(64)"
+            )
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = device
         self.count = 0  # of inputs, known after a pass
