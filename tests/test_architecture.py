@@ -17,10 +17,13 @@ ALLOWED = {
     "geometry": set(),
     "optim": {"geometry", "layer_types"},
     "models": set(),
-    "data": set(),
-    "compression": {"geometry", "models", "environment", "layer_types"},
+    "compression": {"geometry", "models", "environment", "layer_types", "durable"},
+    "data": {"typed", "durable"},
+    "methods": {"geometry", "optim", "compression", "data", "typed"},
+    "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable"},
+    "report": {"environment", "durable"},  # run folders only
 }
-CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py"}
+CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py", "durable.py"}
 
 
 def imports(path: Path, top_level: bool = False) -> set[str]:

@@ -1,7 +1,13 @@
 """Train a network once under a norm constraint, then compress it to any size without retraining."""
 
-from sparsefw.compression import compress, curve, load, recalibrate, save, save_elastic
-from sparsefw.optim import SFW, Rule, constrain
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsefw.compression import compress, curve, load, recalibrate, save, save_elastic
+    from sparsefw.optim import SFW, Rule, constrain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -16,3 +22,20 @@ __all__ = [
     "save",
     "save_elastic",
 ]
+
+# Imported when first asked for: a command line that says --help need not wait seconds for torch.
+_HOMES = {
+    "sparsefw.compression": ("compress", "curve", "load", "recalibrate", "save", "save_elastic"),
+    "sparsefw.optim": ("SFW", "Rule", "constrain"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'sparsefw' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

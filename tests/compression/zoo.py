@@ -270,6 +270,15 @@ ZOO = (
         "pspnet_resnet101", partial(build, "pspnet_resnet101", width=8), image(33), 99, note="width 8", slow=True
     ),
     Architecture("vgg11_bn", partial(build, "vgg11_bn", classes=10, width=8), image(64), 99, note="width 8"),
+    Architecture(
+        "vit_tiny",
+        partial(build, "vit_tiny", width=64, heads=4, depth=2),
+        image(32),
+        72,
+        (OUTPUT, POSITIONS),
+        note="two layers of width 64",
+        export=True,
+    ),
     Architecture("mobilenet_v2", vision("mobilenet_v2"), image(64), 100, needs=TV),
     Architecture("mobilenet_v3_small", vision("mobilenet_v3_small"), image(64), 100, needs=TV),
     Architecture(

@@ -27,6 +27,7 @@ COUNTS = {
     "vgg13_bn": 133_053_736,
     "vgg16_bn": 138_365_992,
     "vgg19_bn": 143_678_248,
+    "vit_tiny": 4_027_786,
 }
 # Arguments that make a network small enough to run here, and an input that it then takes.
 SMALL = {
@@ -43,6 +44,7 @@ SMALL = {
     "vgg13_bn": (dict(width=4, classes=10, head="cifar"), (3, 32, 32)),
     "vgg16_bn": (dict(width=4, classes=10, head="cifar", in_channels=1), (1, 32, 32)),
     "vgg19_bn": (dict(width=4, classes=10), (3, 32, 32)),
+    "vit_tiny": (dict(image=16, width=24, depth=2), (3, 16, 16)),
 }
 EVERY = pytest.mark.parametrize("name", MODELS)
 
@@ -65,7 +67,7 @@ def test_size_and_output_at_the_stated_input(name):
         model = build(name)
         assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
         y = model.eval()(torch.empty(2, *info.input_shape))
-    one = {"resnet_digits": (10,), "wide_resnet": (100,)}.get(name, (1000,))
+    one = {"resnet_digits": (10,), "wide_resnet": (100,), "vit_tiny": (10,)}.get(name, (1000,))
     assert y.shape == (2, *((19, 713, 713) if name.startswith("pspnet") else one))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparsefw.models import BasicBlock, Bottleneck, ResNet, build, import_torchvision
+from sparsefw.models.resnet import PLANS
 
 try:
     torchvision = import_torchvision()
@@ -15,6 +16,16 @@ except ModuleNotFoundError:
     torchvision = None
 needs_torchvision = pytest.mark.skipif(torchvision is None, reason="torchvision is not installed")
 NAMES = ["resnet18", "resnet34", "resnet50", pytest.param("resnet101", marks=pytest.mark.slow)]
+
+
+@needs_torchvision
+@pytest.mark.parametrize("name", PLANS)
+def test_names_and_shapes_of_torchvision(name):
+    with torch.device("meta"):
+        theirs, ours = torchvision.models.get_model(name), build(name)
+    assert [(k, v.shape) for k, v in ours.state_dict().items()] == [
+        (k, v.shape) for k, v in theirs.state_dict().items()
+    ]
 
 
 @needs_torchvision

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsefw.durable import flush
+
 
 class ArtifactError(ValueError):
     """What is wrong with an artifact, where, and what would be right: one line."""
@@ -41,22 +43,14 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
     try:
         yield aside
         for path in aside.iterdir():
-            _flush(path)
-        _flush(aside)
+            flush(path)
+        flush(aside)
         _swap(aside, folder)
-        _flush(folder.parent)
+        flush(folder.parent)
     except OSError as error:
         raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # after the swap, this is what was there before
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _swap(new: Path, old: Path) -> None:

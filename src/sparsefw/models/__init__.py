@@ -5,9 +5,11 @@ from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.registry import MODELS, ModelInfo, build, build_registered
 from sparsefw.models.resnet import BasicBlock, Bottleneck, ResNet, Trunk
 from sparsefw.models.vgg import VGG
+from sparsefw.models.vit import ViT
+from sparsefw.models.weights import LeftOut, LoadReport, load_weights
 from sparsefw.models.wide_resnet import WideResNet
 
 __all__ = [
-    "MODELS", "VGG", "BasicBlock", "Bottleneck", "ModelInfo", "PSPNet", "ResNet", "Trunk", "WideResNet", "build",
-    "build_registered", "import_torchvision",
+    "MODELS", "VGG", "BasicBlock", "Bottleneck", "LeftOut", "LoadReport", "ModelInfo", "PSPNet", "ResNet", "Trunk", "ViT",
+    "WideResNet", "build", "build_registered", "import_torchvision", "load_weights",
 ]  # fmt: skip

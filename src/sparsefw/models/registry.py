@@ -12,12 +12,14 @@ from torch import nn
 
 from sparsefw.models import hub, resnet, vgg
 from sparsefw.models.pspnet import PSPNet
+from sparsefw.models.vit import ViT
 from sparsefw.models.wide_resnet import WideResNet
 
 RESNET = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, arXiv:1512.03385"
 WIDE_RESNET = "Zagoruyko, Komodakis: Wide Residual Networks, arXiv:1605.07146"
 PSPNET = "Zhao, Shi, Qi, Wang, Jia: Pyramid Scene Parsing Network, arXiv:1612.01105"
 VGG = "Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, arXiv:1409.1556"
+VIT = "Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale, arXiv:2010.11929"
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ _INFOS = (
             VGG,
         )
         for name, plan in vgg.PLANS.items()
+    ),
+    ModelInfo(
+        "vit_tiny",
+        ViT,
+        (3, 32, 32),
+        "a vision transformer for 32 x 32 images: patches of 4 x 4, nine blocks of width 192, three heads",
+        VIT,
     ),
 )
 

@@ -221,6 +221,11 @@ class SFW(torch.optim.Optimizer):
         """Parameter name -> steps skipped because its gradient was not finite, since the last call; syncs with the device."""
         return self._health.read()
 
+    def step_sizes(self) -> Tensor | None:
+        """eta of every constrained block in the last step, as it lies on the device; None before any."""
+        found = [stack.eta for stacks in self._stacks.values() for stack in stacks]
+        return torch.cat([eta.flatten().float() for eta in found]) if found else None
+
     @torch.no_grad()
     def diagnostics(self) -> LayerReports:
         """Frank-Wolfe gap, step size, norms, oracle quality and compressibility of every constrained block; reads the device."""

@@ -1,0 +1,5 @@
+"""python -m sparsefw"""
+
+from sparsefw.cli import app
+
+app()

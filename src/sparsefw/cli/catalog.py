@@ -1,0 +1,63 @@
+"""`sparsefw list`: what the registries hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparsefw.typed import did_you_mean
+
+
+def catalog(what: str) -> dict[str, str]:
+    if what not in CATALOGS:
+        raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
+    return CATALOGS[what]()
+
+
+def _models() -> dict[str, str]:
+    from sparsefw.models import MODELS
+
+    others = {
+        "timm:NAME": "any network of timm, with fresh weights",
+        "torchvision:NAME": "any network of torchvision, with fresh weights",
+        "package.module:function": "your own",
+    }
+    return {name: info.description for name, info in MODELS.items()} | others
+
+
+def _datasets() -> dict[str, str]:
+    from sparsefw.data import DATASETS
+
+    return {name: f"{info.description}; files: {info.files}" for name, info in DATASETS.items()}
+
+
+def _methods() -> dict[str, str]:
+    from sparsefw.methods import METHODS
+
+    return {name: f"{method.title}: {_first_line(method)} [{method.paper}]" for name, method in METHODS.items()}
+
+
+def _regions() -> dict[str, str]:
+    from sparsefw import geometry
+
+    made = {name: getattr(geometry, name) for name in geometry.__all__}
+    is_region = {n: f for n, f in made.items() if callable(f) and not isinstance(f, type) and n[0].isupper()}
+    return {name: _first_line(make) for name, make in is_region.items()}
+
+
+def _recipes() -> dict[str, str]:
+    from sparsefw.train import recipe_names
+
+    return recipe_names()
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+CATALOGS: dict[str, Callable[[], dict[str, str]]] = {
+    "models": _models,
+    "datasets": _datasets,
+    "methods": _methods,
+    "regions": _regions,
+    "recipes": _recipes,
+}

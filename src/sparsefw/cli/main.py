@@ -1,0 +1,259 @@
+"""sparsefw: verb -> function. Heavy imports are inside, so that --help and completion answer at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparsefw.cli.output import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    TrustOption,
+    numbers,
+    result,
+    say,
+    verb,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Train a neural network once, then compress it to any size without retraining. Start with `sparsefw demo`.",
+)
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that `sparsefw train` made.")]
+
+
+@app.command()
+@verb
+def demo(
+    run: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Another start, other batches.")] = 0,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train on handwritten digits by SGD and by SparseFW, shrink both, and look at the difference.
+
+    Three minutes on two CPU cores, no data to download. Writes a picture, a page and a small model.
+
+        sparsefw demo
+    """
+    from sparsefw.cli.demo import run_demo
+
+    found = run_demo(run, seed, quiet)
+    result(found.record, json, found.text)
+
+
+@app.command()
+@verb
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe of `sparsefw list recipes`, or a .yaml file.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE, with the seed.")] = None,
+    data: DataOption = None,
+    seed: Annotated[int | None, typer.Option(help="Default: the recipe's.")] = None,
+    set_: SetOption = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the whole configuration, and stop.")] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a network once. Killed or interrupted, the same command goes on where it was.
+
+    sparsefw train digits-resnet-filters
+
+    sparsefw train cifar10-resnet18-filters --data DIR --set train.epochs=20 --set method.k=0.3
+
+    torchrun --nproc-per-node 4 -m sparsefw train imagenet-resnet50-rank --data DIR
+    """
+    from sparsefw.train import fit, load_recipe
+    from sparsefw.train.recipes import write_config
+
+    config = load_recipe(recipe, set_ or (), seed=seed)
+    if show:
+        return result(config.plain(), json, write_config(config).rstrip())
+    folder = Path("runs") / f"{config.name}-seed{config.seed}" if run is None else run
+    found = fit(config, folder, data, quiet=quiet)
+    metric = found["metric"]
+    figures = [f"{name} {found[name][metric]:.2f}" for name in ("validation", "test") if found[name]]
+    text = f"{config.name}: {metric} {', '.join(figures)}; {found['images_per_second']:,.0f} images/s\n{folder}"
+    return result({"run": folder, **found}, json, f"{text}: next, `sparsefw curve {folder}`")
+
+
+@app.command()
+@verb
+def curve(
+    run: RunArgument,
+    kind: Annotated[str | None, typer.Option(help="filters, rank or weights; default: the recipe's.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Ratios to remove, such as 0.5,0.7,0.9; default: the recipe's.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="removed (physically smaller) or masked (the paper's protocol).")
+    ] = "removed",
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    score: Annotated[str, typer.Option(help="Which filters go first: l1, l2, bn, activation.")] = "l1",
+    allocation: Annotated[str | None, typer.Option(help="uniform, global, energy, worst, sensitivity.")] = None,
+    calibration: Annotated[int | None, typer.Option(help="Training images, without labels, for recovery.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="Measure milliseconds too.")] = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    trust: TrustOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Accuracy against size, from one trained network, without retraining. Writes a table and a picture into the run folder.
+
+    sparsefw curve runs/digits-resnet-filters-seed0
+
+    sparsefw curve RUN --kind rank --at 0.6,0.8,0.9 --latency
+    """
+    from sparsefw.report import curves_figure, read_run, save_figure
+    from sparsefw.train.study import Study
+
+    study = Study.open(run, data, device, trust)
+    how = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)
+    found = study.curve(kind, numbers(at, "--at"), form, split, progress=False if quiet else None, **how)
+    text = f"{study.config.name}: {study.task.metric} in % on the {split} images, {form}, never retrained\n{found}"
+    if split == "test":
+        picture = save_figure(curves_figure([read_run(run)], found.kind, form), run / "curves" / f"{found.kind}-{form}")
+        text += f"\n{picture[0]}"
+    result({"run": run, "metric": study.task.metric, "split": split, **found.to_json()}, json, text)
+
+
+@app.command()
+@verb
+def compress(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; default: RUN/small.")] = None,
+    filters: Annotated[float | None, typer.Option(help="Fraction of the filters to remove.")] = None,
+    rank: Annotated[float | None, typer.Option(help="Fraction of the singular values to remove.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Fraction of the weights to set to 0, or N:M.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Instead: params=0.3, macs=0.3, bytes=0.3, latency=0.5, or drop=2 (points).")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="What a target is met by: filters, rank, weights, or several.")] = None,
+    score: Annotated[str, typer.Option(help="Which filters go first: l1, l2, bn, activation.")] = "l1",
+    allocation: Annotated[str | None, typer.Option(help="uniform, global, energy, worst, sensitivity.")] = None,
+    round_to: Annotated[int, typer.Option(help="Channel counts and ranks in multiples of this.")] = 1,
+    calibration: Annotated[int | None, typer.Option(help="Training images, without labels, for recovery.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    trust: TrustOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """A smaller network from a trained one, physically smaller, saved without pickle.
+
+    sparsefw compress RUN --filters 0.7 -o small --onnx
+
+    sparsefw compress RUN --target drop=1 --by filters
+    """
+    from sparsefw.cli.small import compress_run
+    from sparsefw.train.study import Study
+
+    amount: Any = weights if weights is None or ":" in weights else (numbers(weights, "--weights") or [0.0])[0]
+    study = Study.open(run, data, device, trust)
+    how = dict(
+        filters=filters, rank=rank, weights=amount, target=target, by=by.split(",") if by else None, score=score,
+        allocation=allocation, round_to=round_to, calibration=calibration, progress=False if quiet else None,
+    )  # fmt: skip
+    found = compress_run(study, run / "small" if out is None else out, onnx, how)
+    result(found.record, json, found.text)
+
+
+@app.command()
+@verb
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    json: JsonOption = False,
+) -> None:
+    """One self-contained page about any number of runs: figures, tables, configurations. Opens offline.
+
+    sparsefw report runs -o report.html
+    """
+    from sparsefw.report import read_runs, runs_table, write_page
+
+    found, damaged = read_runs(runs)
+    write_page(out, found, damaged)
+    for run in damaged:
+        say(f"{run.folder}: {run.reason}")
+    record = {"page": out, "runs": [run.folder for run in found], "damaged": {str(d.folder): d.reason for d in damaged}}
+    result(record, json, f"{runs_table(found).text()}\n{out}")
+
+
+@app.command("list")
+@verb
+def list_(
+    what: Annotated[str, typer.Argument(help="models, datasets, methods, regions or recipes.")],
+    json: JsonOption = False,
+) -> None:
+    """What there is.
+
+    sparsefw list recipes
+    """
+    from sparsefw.cli.catalog import catalog
+
+    rows = catalog(what)
+    width = max(map(len, rows), default=0)
+    result(rows, json, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
+
+
+bench = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("train")
+@verb
+def bench_train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe without its variant, such as cifar10-resnet18.")
+    ] = "digits-resnet",
+    seconds: Annotated[float, typer.Option(help="How long each method is measured, after its warm-up.")] = 5.0,
+    data: DataOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Training speed of every variant of a recipe beside plain SGD, in one run, through the real data path.
+
+    sparsefw bench train digits-resnet
+    """
+    from sparsefw.cli.bench import rates
+
+    found = rates(recipe, data, seconds, set_ or ())
+    result(found.record, json, found.text)
+
+
+@bench.command("data")
+@verb
+def bench_data(
+    recipe: Annotated[str, typer.Argument(help="A recipe.")] = "digits-resnet-sgd",
+    seconds: Annotated[float, typer.Option(help="How long.")] = 5.0,
+    data: DataOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Images per second that a recipe's data path delivers to the device, augmented, without a network.
+
+    sparsefw bench data digits-resnet-sgd
+    """
+    from sparsefw.cli.bench import data_rate
+
+    found = data_rate(recipe, data, seconds, set_ or ())
+    result(found.record, json, found.text)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version, and stop.", is_eager=True)] = False,
+) -> None:
+    if show:
+        from sparsefw import __version__
+
+        print(__version__)
+        raise typer.Exit

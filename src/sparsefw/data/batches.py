@@ -1,0 +1,109 @@
+"""Batches: what the training loop sees of a data set.
+
+Nothing here has a state. The order of an epoch, the share of a process and the random numbers of every image are functions
+of (seed, epoch, position), so that training goes on after a kill, or on another number of processes, with the same batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUMBERS = 6  # random numbers in [0, 1) per image and epoch; augment.py says what each decides
+
+WINDOW = 4  # blocks
+
+
+class Batch(NamedTuple):
+    """Inputs and targets on the device: classes (n,), their probabilities (n, classes), or label maps (n, h, w)."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the work is this process's: `rank` of `world`."""
+
+    rank: int = 0
+    world: int = 1
+
+
+class Part(ABC):
+    """The training, validation or test images of a data set."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of images, in all processes together."""
+
+    @abstractmethod
+    def training(self, epoch: int, start: int, batch: int) -> Iterator[Batch]:
+        """Shuffled and augmented, from step `start` of the epoch on: this process's share of every batch of `batch` images.
+
+        What does not fill a batch is left out; it is another remainder in every epoch.
+        """
+
+    @abstractmethod
+    def evaluation(self) -> Iterator[Batch]:
+        """This process's share of all images, each once, as they are."""
+
+    @abstractmethod
+    def sample(self, images: int) -> Iterable[Tensor]:
+        """This process's share of that many images, chosen at random once and for all, as they are, without labels.
+
+        For calibration: can be read again and again, in batches.
+        """
+
+    @property
+    @abstractmethod
+    def skipped(self) -> int:
+        """Corrupt images that were left out so far, where that was asked for."""
+
+
+def sampled(indices: np.ndarray, images: int) -> np.ndarray:
+    """That many of the indices, the same ones every time; all where there are no more."""
+    return generator(3).permutation(indices)[:images]
+
+
+def evaluation_batch(shape: Sequence[int], most: int = 1000, floats: int = 1 << 24) -> int:
+    """How many images of `shape` are evaluated at a time: about 64 MiB of them, at least one."""
+    return max(1, min(most, floats // max(1, int(np.prod(shape)))))
+
+
+def generator(*key: int) -> np.random.Generator:
+    """Random numbers that belong to these integers and to nothing else."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[range] | None = None) -> np.ndarray:
+    """The images of an epoch in the order in which it visits them.
+
+    With `blocks`, ranges of images that are cheap to read together, the blocks are shuffled, and then the images within
+    every WINDOW blocks: readers hold few blocks at a time.
+    """
+    draw = generator(seed, epoch, 0)
+    if blocks is None:
+        return draw.permutation(indices)
+    ends = np.array([block.stop for block in blocks])
+    members = np.split(indices, np.searchsorted(indices, ends)[:-1])
+    order = draw.permutation(len(blocks))
+    windows = [order[i : i + WINDOW] for i in range(0, len(order), WINDOW)]
+    return np.concatenate([draw.permutation(np.concatenate([members[b] for b in window])) for window in windows])
+
+
+def epoch_numbers(count: int, seed: int, epoch: int) -> Tensor:
+    """(count, NUMBERS) random numbers in [0, 1): row i belongs to the i-th image that the epoch visits."""
+    return torch.from_numpy(generator(seed, epoch, 1).random((count, NUMBERS), dtype=np.float32))
+
+
+def split(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and a random `fraction` to validate on, each in their original order; no index is in both."""
+    order = generator(seed, 2).permutation(count)
+    held_out = round(fraction * count)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])

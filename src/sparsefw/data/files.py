@@ -1,0 +1,112 @@
+"""Files of a data set: hashed by content, checked for gaps, and derived ones written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from sparsefw.data.errors import DataError
+from sparsefw.durable import flush
+
+VERSION = 1  # of what is derived from source files; a new one leaves old caches unused
+
+
+def content_hash(facts: Sequence[object], files: Iterable[tuple[str, Path]]) -> str:
+    """SHA-256 over some facts, and over names and bytes of files, wherever they lie."""
+    digest = hashlib.sha256(repr((VERSION, *facts)).encode())
+    for name, path in files:
+        try:
+            with path.open("rb") as file:
+                inner = hashlib.file_digest(file, "sha256")
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        digest.update(f"{name}\0{inner.hexdigest()}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def shards(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """The files of the first pattern that matches any, by name. A gap in their numbering is an error that names the shard."""
+    for pattern in patterns:
+        found = sorted(path for path in folder.glob(pattern) if path.is_file() and not path.name.startswith("."))
+        if found:
+            _check_numbering(folder, [path.name for path in found])
+            return found
+    return []
+
+
+def _check_numbering(folder: Path, names: Sequence[str]) -> None:
+    """train-00003-of-00010.parquet says how many there are; train-0003.tar at least that 0002 comes before."""
+    of = [re.search(r"^(.*?)(\d+)-of-(\d+)", name) for name in names]
+    counted = [match for match in of if match]
+    if counted:
+        stem, width, total = counted[0][1], len(counted[0][2]), counted[0][3]
+        for match in counted:
+            if match[3] != total:
+                raise DataError(f"{folder}: shards of {total} and of {match[3]} are mixed; keep one of the two sets")
+        wanted, suffix = range(int(total)), f"-of-{total}{Path(names[0]).suffix}"
+    else:
+        counted = [found for name in names if (found := re.fullmatch(r"(.*?)(\d+)(\.\w+)", name))]
+        if not counted:
+            return
+        stem, width, suffix = counted[0][1], len(counted[0][2]), counted[0][3]
+        wanted = range(int(counted[0][2]), max(int(match[2]) for match in counted) + 1)
+    there = {int(match[2]) for match in counted}
+    if missing := [i for i in wanted if i not in there]:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise DataError(
+            f"{folder / f'{stem}{missing[0]:0{width}d}{suffix}'} is missing{more}: the other shards are there"
+        )
+
+
+@contextlib.contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """A new folder to write into; when the block ends well, it is flushed to disk and takes the place of `target`.
+
+    Safe with several processes at once, as long as they would all write the same: the last one stays.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
+    except OSError as error:
+        raise DataError(f"cannot write the cache {target}: {error.strerror}") from error
+    try:
+        yield aside
+        for path in (*aside.iterdir(), aside):
+            flush(path)
+        aside.chmod(0o755)
+        _put(aside, target)
+        flush(target.parent)
+    except OSError as error:
+        raise DataError(f"cannot write the cache {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what processes that were killed have left behind: no one writes for a day."""
+    for path in target.parent.glob(f".{target.name}.*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < time.time() - 86400:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _put(aside: Path, target: Path) -> None:
+    for _ in range(10):
+        try:
+            return os.rename(aside, target)
+        except OSError:
+            if not target.exists():
+                raise
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.rename(target, old)
+        shutil.rmtree(old, ignore_errors=True)
+    raise DataError(f"cannot write the cache {target}: other processes keep replacing it")

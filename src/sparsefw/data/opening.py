@@ -1,0 +1,133 @@
+"""A data set by name, opened: parts to train, validate and test on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from sparsefw.data.augment import Augment
+from sparsefw.data.batches import Part, Share, split
+from sparsefw.data.decoded import decoded
+from sparsefw.data.errors import DataError
+from sparsefw.data.locate import folder_of
+from sparsefw.data.registry import DatasetInfo, dataset
+from sparsefw.data.resident import Resident, Stored
+from sparsefw.data.source import Source
+from sparsefw.data.streaming import Streaming
+from sparsefw.typed import Section
+
+
+class DataConfig(Section):
+    """Which images, and how they become batches.
+
+    name          a data set of `sparsefw list datasets`
+    batch_size    images per step, in all processes together
+    validation    fraction of the training images that is held out to choose by; 0: none. Sets with a validation part of their
+                  own use that instead
+    split_seed    which ones: the same for all runs that are to be compared
+    size          height and width of the network's input, where it is not the data set's own
+    resident      decoded in the device's memory, or streamed from disk; None: as the set's size suggests
+    on_corrupt    what an image that cannot be read does: "error", or "skip", which counts them
+    """
+
+    name: str
+    batch_size: int = Field(default=128, ge=1)
+    validation: float = Field(default=0.1, ge=0, lt=1)
+    split_seed: int = Field(default=0, ge=0)
+    size: tuple[int, int] | None = None
+    augment: Augment = Augment()
+    resident: bool | None = None
+    on_corrupt: Literal["error", "skip"] = "error"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on. `validation` and `test` are None where there are no such images."""
+
+    train: Part
+    validation: Part | None
+    test: Part | None
+    task: str
+    classes: int
+    shape: tuple[int, int, int]
+    ignore_label: int | None
+
+
+def open_data(
+    config: DataConfig,
+    given: Path | None,
+    *,
+    device: torch.device,
+    seed: int,
+    share: Share = Share(),
+    channels_last: bool = False,
+    workers: int = 0,
+) -> Data:
+    """The parts of a data set, from the folder `given` or the environment variable SPARSEFW_DATA."""
+    info = dataset(config.name)
+    resident = info.resident if config.resident is None else config.resident
+    if not resident and (config.augment.crop or config.augment.rotation):
+        raise DataError(
+            f"data.augment: crop and rotation need images in memory, but {info.name} is streamed; "
+            "set data.resident=true, or use resized_crop"
+        )
+    folder, cache = folder_of(info, given), cache_folder()
+    train = info.open(folder, "train", cache)
+    shape = info.shape if config.size is None else (info.shape[0], *config.size)
+    size = (shape[1], shape[2])
+
+    def part(source: Source, indices: np.ndarray | None, stored: Stored | None, augment: Augment) -> Part:
+        chosen = np.arange(len(source)) if indices is None else indices
+        if stored is not None:
+            every = np.arange(len(stored.images))  # fewer than the source's where corrupt ones were left out
+            chosen = every if indices is None else indices
+            return Resident(stored, chosen, size, augment, seed, share, channels_last)
+        skip = config.on_corrupt == "skip"
+        settings = (size, augment, seed, share, channels_last, device, info.mean, info.std, workers, skip)
+        return Streaming(source, chosen, *settings)
+
+    def store(source: Source) -> Stored | None:
+        if not resident:
+            return None
+        found = decoded(source, cache, max(1, workers or 2), config.on_corrupt)
+        return Stored(found, info.mean, info.std, device)
+
+    stored = store(train)
+    count = len(train) if stored is None else len(stored.images)
+    own_validation = "val" in info.parts
+    fraction = 0.0 if own_validation else config.validation
+    kept, held_out = split(count, fraction, config.split_seed)
+    if len(kept) < config.batch_size:
+        raise DataError(
+            f"data.batch_size={config.batch_size}: {info.name} has {len(kept)} images to train on; take at most that"
+        )
+    validation = part(train, held_out, stored, config.augment) if len(held_out) else None
+    if own_validation and config.validation:
+        source = info.open(folder, "val", cache)
+        validation = part(source, None, store(source), config.augment)
+    tested = _test(info, folder)
+    test = None if tested is None else part(tested, None, store(tested), config.augment)
+    return Data(
+        part(train, kept, stored, config.augment), validation, test, info.task, train.classes, shape, info.ignore_label
+    )
+
+
+def _test(info: DatasetInfo, folder: Path) -> Source | None:
+    try:
+        return info.open(folder, "test", cache_folder())
+    except DataError:
+        if info.classes is None:  # the user's own folder may have none
+            return None
+        raise
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept: $SPARSEFW_CACHE, or the user's cache folder."""
+    where = os.environ.get("SPARSEFW_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparsefw")
+    return Path(where).expanduser() / "decoded"

@@ -1,0 +1,245 @@
+"""The data sets by name: what they are, in which files they come, and how these are opened."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, tars, tinyimagenet
+from sparsefw.data.errors import DataError
+from sparsefw.data.locate import folder_of
+from sparsefw.data.parquet import parquet_format
+from sparsefw.data.source import Format, Source
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A data set that configurations may name.
+
+    name: how it is called.
+    task: one class per image, or one per pixel.
+    classes: how many; None where the data say it.
+    shape: channels, height and width of what a network gets by default.
+    mean, std: by which pixels are normalised, channel by channel, after division by 255.
+    resident: small enough to live in memory, decoded.
+    files, obtain: which files are expected, and how to get them.
+    formats: the forms in which it is read, the first that is present is taken; none for what comes with the package.
+    ignore_label: the label of pixels that do not count.
+    parts: "val" only where the data set itself has such a part.
+    """
+
+    name: str
+    task: Literal["classification", "segmentation"]
+    classes: int | None
+    shape: tuple[int, int, int]
+    mean: Numbers
+    std: Numbers
+    resident: bool
+    files: str
+    obtain: str
+    description: str
+    formats: tuple[Format, ...]
+    ignore_label: int | None = None
+    parts: tuple[str, ...] = ("train", "test")
+
+    def present(self, folder: Path) -> bool:
+        """Whether a folder holds this data set, in any of its formats."""
+        return any(form.present(folder) for form in self.formats)
+
+    def open(self, folder: Path, part: str, cache: Path | None = None) -> Source:
+        """One part, from a folder that holds it; `cache` is a folder for what is slow to find out again."""
+        if part not in self.parts:
+            raise DataError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts)}")
+        if not self.formats:
+            return digits.open_digits(part)
+        for form in self.formats:
+            if form.present(folder):
+                return form.open(folder, part, cache)
+        raise DataError(f"{self.name}: nothing to read in {folder}; expected {self.files}. {self.obtain}")
+
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HELD_OUT = ("validation", "valid", "val")
+
+
+def _only_folder(folder: Path, part: str, cache: Path | None) -> Source:
+    return folders.open_own_folder(folder, part)
+
+
+def _imagenet_folder(folder: Path, part: str, cache: Path | None) -> Source:
+    return folders.open_image_folder(folder, part, classes=1000)
+
+
+def _any_folder(folder: Path) -> bool:
+    return bool(folders.subfolders(folder))
+
+
+_INFOS = (
+    DatasetInfo(
+        "digits",
+        "classification",
+        classes=10,
+        shape=(1, 8, 8),
+        mean=(digits.MEAN * digits.SCALE / 255,),
+        std=(digits.STD * digits.SCALE / 255,),
+        resident=True,
+        files="none: it comes with the package",
+        obtain="Nothing to do.",
+        description="1,797 handwritten digits of 8 x 8 pixels",
+        formats=(),
+    ),
+    *(
+        DatasetInfo(
+            name,
+            "classification",
+            classes=10,
+            shape=(1, 28, 28),
+            mean=(mean,),
+            std=(std,),
+            resident=True,
+            files="train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte (or .gz)",
+            obtain=obtain,
+            description=f"70,000 {what} of 28 x 28 gray pixels",
+            formats=(Format("idx", idx.present, idx.open_files),),
+        )
+        for name, mean, std, what, obtain in (
+            (
+                "mnist",
+                0.1307,
+                0.3081,
+                "handwritten digits",
+                "Get the four .gz files from https://ossci-datasets.s3.amazonaws.com/mnist/.",
+            ),
+            (
+                "fashion-mnist",
+                0.2860,
+                0.3530,
+                "articles of clothing",
+                "Install the Debian package dataset-fashion-mnist and give the folder it fills,"
+                " or get the four .gz files from https://github.com/zalandoresearch/fashion-mnist.",
+            ),
+        )
+    ),
+    *(
+        DatasetInfo(
+            f"cifar{classes}",
+            "classification",
+            classes=classes,
+            shape=(3, 32, 32),
+            mean=mean,
+            std=std,
+            resident=True,
+            files=f"cifar-{classes}-python.tar.gz or cifar-{classes}-binary.tar.gz, packed or extracted,"
+            " or train-*.parquet and test-*.parquet",
+            obtain=f"Get https://www.cs.toronto.edu/~kriz/cifar-{classes}-python.tar.gz,"
+            f" or the Parquet files of uoft-cs/cifar{classes} on Hugging Face.",
+            description=f"60,000 images of 32 x 32 pixels in {classes} classes",
+            formats=formats,
+        )
+        for classes, mean, std, formats in (
+            (10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), cifar.CIFAR10),
+            (100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), cifar.CIFAR100),
+        )
+    ),
+    DatasetInfo(
+        "tinyimagenet",
+        "classification",
+        classes=tinyimagenet.CLASSES,
+        shape=(3, 224, 224),
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        resident=True,
+        files="tiny-imagenet-200/ with wnids.txt, train/ and val/, or train-*.parquet and valid-*.parquet",
+        obtain="Get and extract http://cs231n.stanford.edu/tiny-imagenet-200.zip,"
+        " or the Parquet files of zh-plus/tiny-imagenet on Hugging Face.",
+        description="110,000 images of 64 x 64 pixels in 200 classes; its val part is the test part here",
+        formats=(
+            Format("folder", tinyimagenet.present, tinyimagenet.open_folder),
+            parquet_format(tinyimagenet.CLASSES, {"train": ("train",), "test": (*_HELD_OUT, "test")}),
+        ),
+    ),
+    DatasetInfo(
+        "imagenet",
+        "classification",
+        classes=1000,
+        shape=(3, 224, 224),
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        resident=False,
+        files="train/CLASS/*.JPEG and val/CLASS/*.JPEG, or train-*.parquet and validation-*.parquet,"
+        " or WebDataset tars *train*.tar and *val*.tar",
+        obtain="Register at https://image-net.org and extract the ILSVRC 2012 archives into one folder per class,"
+        " or get ILSVRC/imagenet-1k (Parquet) or timm/imagenet-1k-wds (tars) from Hugging Face.",
+        description="1.3 million photographs in 1,000 classes; its validation part is the test part here",
+        formats=(
+            Format("folder", folders.image_folder_present, _imagenet_folder),
+            parquet_format(1000, {"train": ("train",), "test": _HELD_OUT}),
+            Format("webdataset", tars.present, partial(tars.open_tars, classes=1000)),
+        ),
+    ),
+    DatasetInfo(
+        "cityscapes",
+        "segmentation",
+        classes=len(cityscapes.CLASSES),
+        shape=(3, 713, 713),
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        resident=False,
+        files="leftImg8bit/{train,val}/CITY/*_leftImg8bit.png and gtFine/{train,val}/CITY/*_gtFine_labelIds.png",
+        obtain="Register at https://www.cityscapes-dataset.com and extract leftImg8bit_trainvaltest.zip and"
+        " gtFine_trainvaltest.zip.",
+        description="3,475 street scenes of 2048 x 1024 pixels in 19 classes; its val part is the test part here",
+        formats=(Format("folder", cityscapes.present, cityscapes.open_folder),),
+        ignore_label=cityscapes.IGNORE,
+    ),
+    DatasetInfo(
+        "camvid",
+        "segmentation",
+        classes=len(camvid.CLASSES),
+        shape=(3, 360, 480),
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        resident=True,
+        files="train-*.parquet, val-*.parquet and test-*.parquet with the columns image and annotation",
+        obtain="Get the Parquet files of a copy on Hugging Face.",
+        description="701 street scenes of 360 x 480 pixels in 11 classes",
+        formats=(camvid.FORMAT,),
+        ignore_label=camvid.IGNORE,
+        parts=("train", "val", "test"),
+    ),
+    DatasetInfo(
+        "folder",
+        "classification",
+        classes=None,
+        shape=(3, 224, 224),
+        mean=_IMAGENET_MEAN,
+        std=_IMAGENET_STD,
+        resident=False,
+        files="train/CLASS/* and test/CLASS/* (or val, validation, valid), or CLASS/* alone, without a test part",
+        obtain="Put your images into one folder per class.",
+        description="images of your own, one folder per class",
+        formats=(Format("folder", _any_folder, _only_folder),),
+    ),
+)
+
+DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}
+
+
+def dataset(name: str) -> DatasetInfo:
+    """The data set of that name."""
+    if name in DATASETS:
+        return DATASETS[name]
+    close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(DATASETS)}"
+    raise DataError(f"there is no data set {name!r}; {hint}")
+
+
+def open_part(name: str, folder: Path | None, part: str, cache: Path | None = None) -> Source:
+    """One part of a data set, wherever `folder` or the environment says it is (see locate.py)."""
+    info = dataset(name)
+    return info.open(folder_of(info, folder), part, cache)

@@ -1,0 +1,100 @@
+"""Small sets: decoded once, kept on the device as bytes, augmented there many batches at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefw.data.augment import CENTRE, Augment, augmented, centred
+from sparsefw.data.batches import Batch, Part, Share, epoch_numbers, epoch_order, evaluation_batch, sampled
+from sparsefw.data.decoded import Decoded
+
+
+class Resident(Part):
+    """Images (n, c, h, w) and targets on the device, of which `indices` belong to this part."""
+
+    def __init__(
+        self,
+        data: Stored,
+        indices: np.ndarray,
+        size: tuple[int, int],
+        augment: Augment,
+        seed: int,
+        share: Share,
+        channels_last: bool,
+    ) -> None:
+        self._data, self._indices, self._size, self._augment = data, indices, size, augment
+        self._seed, self._share = seed, share
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def skipped(self) -> int:
+        return self._data.skipped
+
+    def training(self, epoch: int, start: int, batch: int) -> Iterator[Batch]:
+        steps, own = len(self) // batch, batch // self._share.world
+        order = epoch_order(self._indices, self._seed, epoch)[: steps * batch]
+        # Of every batch, process r has the positions r, r + world, ...: the same images together, however many processes.
+        positions = torch.arange(steps * batch).view(steps, batch)[:, self._share.rank :: self._share.world].reshape(-1)
+        images = torch.from_numpy(order)[positions]
+        numbers = epoch_numbers(steps * batch, self._seed, epoch)[positions]
+        together = own * max(1, evaluation_batch((self._data.images.shape[1], *self._size), most=8192) // own)
+        for first in range(start * own, len(images), together):
+            chunk = slice(first, first + together)
+            whole = self._augmented(_moved(images[chunk], self.device), _moved(numbers[chunk], self.device))
+            for inputs, targets in zip(whole.inputs.split(own), whole.targets.split(own), strict=True):
+                yield Batch(inputs, targets)
+
+    @property
+    def device(self) -> torch.device:
+        return self._data.images.device
+
+    def _augmented(self, indices: Tensor, numbers: Tensor) -> Batch:
+        targets = self._data.targets[indices]
+        if targets.ndim > 1:
+            targets = augmented(self._augment, targets, numbers, self._size)
+        return Batch(
+            self._normal(augmented(self._augment, self._data.images[indices], numbers, self._size)), targets.long()
+        )
+
+    def evaluation(self) -> Iterator[Batch]:
+        for indices in self._shared(self._indices):
+            yield Batch(self._plain(indices), self._data.targets[indices].long())
+
+    def sample(self, images: int) -> Iterable[Tensor]:
+        return [self._plain(indices) for indices in self._shared(sampled(self._indices, images), most=256)]
+
+    def _shared(self, indices: np.ndarray, most: int = 1000) -> Iterator[Tensor]:
+        own = torch.from_numpy(indices[self._share.rank :: self._share.world]).to(self.device)
+        yield from own.split(evaluation_batch(self._data.images.shape[1:], most)) if len(own) else ()
+
+    def _plain(self, indices: Tensor) -> Tensor:
+        """As they are; of images that were trained on resized crops, their middle. Whole label maps need whole images."""
+        images = self._data.images[indices]
+        if images.shape[-2:] != self._size and self._data.targets.ndim == 1:
+            images = centred(images, self._size, CENTRE if self._augment.resized_crop else 1.0)
+        return self._normal(images)
+
+    def _normal(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._data.offset, images.float(), self._data.scale).contiguous(memory_format=self._format)
+
+
+class Stored:
+    """The decoded images of one file set on the device, shared by the parts that are cut from it."""
+
+    def __init__(self, found: Decoded, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> None:
+        self.images = torch.from_numpy(found.images).to(device)
+        self.targets = torch.from_numpy(found.targets).to(device)
+        self.skipped = len(found.skipped)
+        centre, spread = (torch.tensor(v, dtype=torch.float32, device=device).view(1, -1, 1, 1) for v in (mean, std))
+        self.scale, self.offset = 1 / (255 * spread), -centre / spread  # (x / 255 - mean) / std in one operation
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

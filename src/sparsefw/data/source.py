@@ -1,0 +1,111 @@
+"""What every reader gives: one part of a data set as a sequence of images with their targets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from sparsefw.data.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """An image, uint8 of height x width x channels, and its class, or its uint8 labels of height x width."""
+
+    image: np.ndarray
+    target: int | np.ndarray
+
+
+class Source(ABC):
+    """One part (train, test) of a data set, in any order. Picklable: it holds no open file, so that workers can have it."""
+
+    def __init__(self, classes: int, class_names: tuple[str, ...] | None) -> None:
+        self.classes = classes
+        self.class_names = class_names
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def load(self, i: int) -> Item:
+        """Image i, decoded. A corrupt one is a DataError with its name."""
+
+    @abstractmethod
+    def name(self, i: int) -> str:
+        """Where image i is: its file, and for files of many images which one of them."""
+
+    def blocks(self) -> list[range] | None:
+        """Indices that are cheap to read together, or None where any order is as good."""
+        return None
+
+    @abstractmethod
+    def fingerprint(self) -> str | None:
+        """A hash of everything that decoding depends on; None where there is nothing to decode."""
+
+
+@final
+class ArraySource(Source):
+    """Images that are arrays already: uint8 of n x height x width x channels, with the class of each."""
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        classes: int,
+        class_names: tuple[str, ...] | None = None,
+        origin: str = "array",
+    ) -> None:
+        super().__init__(classes, class_names)
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise DataError(f"{origin}: images are uint8 of n x height x width x channels, not {describe(images)}")
+        if targets.shape != images.shape[:1] or not np.issubdtype(targets.dtype, np.integer):
+            raise DataError(f"{origin}: one integer label per image ({len(images)}), not {describe(targets)}")
+        if not len(images):
+            raise DataError(f"{origin}: holds no images")
+        for i in np.flatnonzero((targets < 0) | (targets >= classes))[:1]:
+            raise DataError(f"{origin}: image {i} has label {targets[i]}; labels are 0 to {classes - 1}")
+        self.images = images
+        self.targets = targets.astype(np.int64)
+        self.origin = origin
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def load(self, i: int) -> Item:
+        return Item(self.images[i], int(self.targets[i]))
+
+    def name(self, i: int) -> str:
+        return f"{self.origin}: image {i}"
+
+    def fingerprint(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of the forms in which a data set is found on disk.
+
+    `present` says whether a folder holds it, at least in part: `open` then names what is missing. `open` takes the folder,
+    the part, and a folder for what is worth keeping between runs (or None).
+    """
+
+    name: str
+    present: Callable[[Path], bool]
+    open: Callable[[Path, str, Path | None], Source]
+
+
+def describe(array: np.ndarray) -> str:
+    """The type and shape of an array, in words."""
+    return f"{array.dtype} of {' x '.join(map(str, array.shape)) or 'no axes'}"
+
+
+def checked_class(label: object, classes: int, where: str) -> int:
+    """A label that names one of the classes."""
+    if not isinstance(label, int | np.integer) or not 0 <= label < classes:
+        raise DataError(f"{where}: label {label!r}; expected an integer from 0 to {classes - 1}")
+    return int(label)

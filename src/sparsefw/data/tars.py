@@ -1,0 +1,160 @@
+"""Images in WebDataset tars: KEY.jpg beside KEY.cls, read at their offsets, in any order."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+
+from sparsefw.data.errors import DataError
+from sparsefw.data.files import VERSION, content_hash, shards
+from sparsefw.data.images import decode_rgb, is_image
+from sparsefw.data.source import Item, Source, checked_class
+from sparsefw.durable import replaced_file
+
+PATTERNS = {"train": ("train-*.tar", "*train*.tar"), "test": ("val-*.tar", "validation-*.tar", "*val*.tar")}
+
+
+class Index(NamedTuple):
+    """Where every image lies: number of its shard, offset and size in bytes, class, name of the member."""
+
+    shard: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    label: np.ndarray
+    member: np.ndarray
+
+
+@final
+class TarSource(Source):
+    """The images of a list of tars, found through an index."""
+
+    def __init__(self, files: Sequence[Path], index: Index, classes: int) -> None:
+        super().__init__(classes, None)
+        self._files = list(files)
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index.offset)
+
+    def load(self, i: int) -> Item:
+        path = self._files[self._index.shard[i]]
+        try:
+            with path.open("rb") as file:  # anew every time: an open file would be shared with forked workers
+                file.seek(self._index.offset[i])
+                data = file.read(self._index.size[i])
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        if len(data) < self._index.size[i]:
+            raise DataError(f"{self.name(i)} is cut off: the file has become shorter than it was")
+        return Item(decode_rgb(data, self.name(i)), int(self._index.label[i]))
+
+    def name(self, i: int) -> str:
+        return f"{self._files[self._index.shard[i]]} member {os.fsdecode(bytes(self._index.member[i]))}"
+
+    def blocks(self) -> list[range]:
+        """A shard each."""
+        bounds = [0, *(np.flatnonzero(np.diff(self._index.shard)) + 1).tolist(), len(self)]
+        return [range(a, b) for a, b in itertools.pairwise(bounds)]
+
+    def fingerprint(self) -> str:
+        return content_hash(("tar", self.classes), ((path.name, path) for path in self._files))
+
+
+def present(folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for patterns in PATTERNS.values() for pattern in patterns)
+
+
+def open_tars(folder: Path, part: str, cache: Path | None, *, classes: int) -> TarSource:
+    """Scanning the headers of all tars takes minutes for ImageNet: with a `cache` folder it is done once."""
+    files = shards(folder, PATTERNS[part])
+    if not files:
+        raise DataError(f"{folder} has no {part} part; expected tars {' or '.join(PATTERNS[part])}")
+    kept = None if cache is None else cache / f"tar-index-{_stamp(files)}.npz"
+    index = None if kept is None else _read_index(kept, files)
+    if index is None:
+        index = _scan(files)
+        if kept is not None:
+            _write_index(kept, index)
+    for i in np.flatnonzero((index.label < 0) | (index.label >= classes))[:1]:
+        checked_class(int(index.label[i]), classes, TarSource(files, index, classes).name(int(i)))
+    return TarSource(files, index, classes)
+
+
+def _stamp(files: Sequence[Path]) -> str:
+    """Names, sizes and times: hashing the content would take longer than the scan."""
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr((VERSION, facts)).encode()).hexdigest()
+
+
+def _write_index(path: Path, index: Index) -> None:
+    try:
+        with replaced_file(path) as aside, aside.open("wb") as file:
+            np.savez(file, **index._asdict())
+    except OSError as error:
+        raise DataError(f"cannot write the cache {path}: {error.strerror or error}") from error
+
+
+def _read_index(path: Path, files: Sequence[Path]) -> Index | None:
+    """None where there is none, or a damaged one (the zip container has checksums)."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            index = Index(*(arrays[name] for name in Index._fields))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    whole = len({len(array) for array in index}) == 1 and len(index.shard) > 0 and index.shard.max() < len(files)
+    return index if whole else None
+
+
+def _scan(files: Sequence[Path]) -> Index:
+    found = [(number, *entry) for number, path in enumerate(files) for entry in _images(path)]
+    shard, offset, size, label, member = zip(*found, strict=True)
+    return Index(
+        np.array(shard, np.int32), np.array(offset), np.array(size), np.array(label, np.int64), np.array(member)
+    )
+
+
+def _images(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
+    """Offset, size, class and name of every image of a tar. The files of one sample have one key and follow each other."""
+    try:
+        with tarfile.open(path, mode="r:") as tar:
+            members = (member for member in _members(tar) if member.isfile())
+            count = 0
+            for key, group in itertools.groupby(members, key=lambda member: _key(member.name)):
+                sample = list(group)
+                images = [member for member in sample if is_image(os.path.basename(member.name))]
+                labels = [member for member in sample if member.name.endswith(".cls")]
+                if not images and not labels:
+                    continue  # a readme, or files of another kind
+                if len(images) != 1 or len(labels) != 1:
+                    there = ", ".join(member.name for member in sample)
+                    raise DataError(f"{path} sample {key} has {there}; expected one image and one .cls")
+                file = tar.extractfile(labels[0])
+                text = file.read() if file else b""
+                if not text.strip().isdigit():
+                    raise DataError(f"{path} member {labels[0].name}: {text[:20]!r}; expected the number of a class")
+                count += 1
+                yield images[0].offset_data, images[0].size, int(text), os.fsencode(images[0].name)
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(f"{path} is not a readable tar: {error}") from None
+    if not count:
+        raise DataError(f"{path} holds no images; expected members KEY.jpg (or .jpeg, .png) and KEY.cls")
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while (member := tar.next()) is not None:
+        yield member
+        vars(tar)["members"].clear()  # it would keep a million of them
+
+
+def _key(name: str) -> str:
+    """The path up to the first dot of the file name."""
+    folder, file = os.path.split(name)
+    return os.path.join(folder, file.split(".")[0])

@@ -1,0 +1,291 @@
+"""Run folders as records. A run that was killed, or lost a file, is read as far as it goes, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparsefw.report.names import named, own_name
+
+METRICS = ("accuracy", "mean_iou")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where libyaml is there
+
+
+class ReportError(ValueError):
+    """What cannot be reported, and why: one line."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size. plain is nan where so much is gone that nothing can be computed; masked points have no parameters."""
+
+    ratio: float
+    plain: float
+    refit: float | None
+    parameters: int | None
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """A file of curves/: the metric, in percent, of the dense network and at every ratio removed."""
+
+    kind: str
+    form: str
+    metric: str
+    split: str
+    dense: float
+    parameters: int | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The metric after an epoch, in percent; None where it was not measured."""
+
+    number: int
+    train: float | None
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A run folder that cannot be read."""
+
+    folder: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder tells.
+
+    method is shared by the runs that differ in their seed only; label is the method, with the seed if there are several.
+    """
+
+    folder: Path
+    method: str
+    label: str
+    config: Mapping[str, Any]
+    metric: str
+    epochs: tuple[Epoch, ...]
+    result: Mapping[str, Any] | None
+    environment: Mapping[str, Any]
+    curves: tuple[RunCurve, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("name", self.folder.name))
+
+    @property
+    def task(self) -> str:
+        """What was learned: runs of one task can be compared."""
+        model, data = (self.config.get(key) for key in ("model", "data"))
+        return f"{_named(model)} on {_named(data)}"
+
+    def curve(self, kind: str, form: str) -> RunCurve | None:
+        """The one on test data, if there are curves on other data as well."""
+        found = [curve for curve in self.curves if (curve.kind, curve.form) == (kind, form)]
+        return min(found, key=lambda curve: curve.split != "test", default=None)
+
+    def measured(self, split: str) -> float | None:
+        """The final metric on "test" or "validation"."""
+        values = (self.result or {}).get(split)
+        return _number(values.get(self.metric)) if isinstance(values, Mapping) else None
+
+    def fact(self, key: str) -> float | None:
+        """A number of result.json, such as seconds."""
+        return _number((self.result or {}).get(key))
+
+
+def read_runs(folders: Iterable[Path | str]) -> tuple[list[Run], list[Damaged]]:
+    """All runs in these folders, each a run or a folder that holds runs at any depth; those that cannot be read are listed."""
+    runs: list[Run] = []
+    damaged: list[Damaged] = []
+    for folder in dict.fromkeys(found for given in folders for found in _expanded(Path(given))):
+        try:
+            runs.append(read_run(folder))
+        except ReportError as error:
+            damaged.append(Damaged(folder, str(error).removeprefix(f"{folder}: ")))
+    return named(runs), damaged
+
+
+def read_run(folder: Path | str) -> Run:
+    folder = Path(folder)
+    if not _is_run(folder):
+        raise ReportError(f"{folder}: not a run folder (no config.yaml, metrics.jsonl, result.json or curves)")
+    config, problem = _config(folder)
+    if problem:
+        raise ReportError(f"{folder}: {problem}")
+    notes: list[str] = []
+    result = _json(folder / "result.json", notes)
+    if result is None and not notes:
+        notes.append("unfinished: no result.json")
+    records = list(_records(folder / "metrics.jsonl", notes))
+    metric = _metric(result, records)
+    method = own_name(config)
+    return Run(
+        folder,
+        method,
+        method,
+        config,
+        metric,
+        _epochs(records, metric),
+        result,
+        _json(folder / "environment.json", notes) or {},
+        tuple(_curves(folder, notes)),
+        tuple(notes),
+    )
+
+
+def _expanded(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ReportError(f"{folder}: no such folder")
+    found = []
+    for path, inner, _ in os.walk(folder):
+        if _is_run(Path(path)):
+            found.append(Path(path))
+            inner.clear()  # what lies in a run folder belongs to it
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+    if not found:
+        raise ReportError(f"{folder}: neither a run folder nor a folder that holds any")
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    """One file is enough: a run that lost its config.yaml must be listed as damaged, not passed over."""
+    return any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "result.json", "curves"))
+
+
+def _config(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The configuration, or what is wrong with it."""
+    try:
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
+    except FileNotFoundError:
+        return {}, "config.yaml is missing"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return {}, f"config.yaml cannot be read ({type(error).__name__})"
+    if not isinstance(config, dict) or not isinstance(method := config.get("method"), dict) or "name" not in method:
+        return {}, "config.yaml has no method.name"
+    return config, None
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """None if there is no such file; a file that is there and cannot be read is noted."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        notes.append(f"{path.name} cannot be read")
+        return None
+    return content
+
+
+def _records(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines that are whole. A kill tears the last one at most; anything else that is broken is counted, too."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        notes.append("no metrics.jsonl")
+        return
+    broken = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and _number(record.get("epoch")) is not None:
+            yield record
+        elif line.strip():
+            broken.append(number)
+    if broken == [len(lines)]:
+        notes.append("the last line of metrics.jsonl is torn")
+    elif broken:
+        notes.append(f"metrics.jsonl: {len(broken)} lines cannot be read, the first is line {broken[0]}")
+
+
+def _epochs(records: list[dict[str, Any]], metric: str) -> tuple[Epoch, ...]:
+    """One per epoch: a run that was resumed may have written some twice, and the last holds."""
+
+    def of(record: dict[str, Any], split: str) -> float | None:
+        values = record.get(split)
+        return _number(values.get(metric)) if isinstance(values, dict) else None
+
+    last = {
+        int(record["epoch"]): Epoch(int(record["epoch"]), of(record, "train"), of(record, "validation"))
+        for record in records
+    }
+    return tuple(last[number] for number in sorted(last))
+
+
+def _metric(result: dict[str, Any] | None, records: list[dict[str, Any]]) -> str:
+    if result and result.get("metric") in METRICS:
+        return str(result["metric"])
+    seen = {key for record in records[-1:] for split in ("train", "validation") for key in record.get(split) or ()}
+    return next((metric for metric in METRICS if metric in seen), METRICS[0])
+
+
+def _curves(folder: Path, notes: list[str]) -> Iterator[RunCurve]:
+    for path in sorted((folder / "curves").glob("*.json")):
+        content = _json(path, notes)
+        if content is None:
+            continue
+        try:
+            yield _curve(content)
+        except (KeyError, TypeError, ValueError) as error:
+            notes.append(f"{path.name} is not a curve ({type(error).__name__}: {error})")
+
+
+def _curve(content: dict[str, Any]) -> RunCurve:
+    def size(costs: Any) -> int | None:
+        return int(costs["parameters"]) if costs is not None else None
+
+    points = tuple(
+        Point(
+            round(float(point["ratio"]), 6),  # 0.7 of two runs must be one ratio
+            _finite(float(point["plain"])) if point["plain"] is not None else math.nan,
+            _finite(float(point["refit"])) if point["refit"] is not None else None,
+            size(point["costs"]),
+        )
+        for point in content["points"]
+    )
+    if not points:
+        raise ValueError("it has no points")
+    if not all(0 <= point.ratio <= 1 for point in points):
+        raise ValueError("a ratio is not between 0 and 1")
+    return RunCurve(
+        str(content["kind"]),
+        str(content["form"]),
+        str(content.get("metric", METRICS[0])),
+        str(content.get("split", "test")),
+        _finite(float(content["dense"])),
+        size(content.get("dense_costs")),
+        tuple(sorted(points, key=lambda point: point.ratio)),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return _finite(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _finite(value: float) -> float:
+    """What is not a finite number is nan, and is shown as such."""
+    return value if math.isfinite(value) else math.nan
+
+
+def _named(part: Any) -> str:
+    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part or "?")

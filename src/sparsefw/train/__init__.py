@@ -1,0 +1,8 @@
+"""Training: recipes, the loop, run folders."""
+
+from sparsefw.train.config import RunConfig
+from sparsefw.train.folder import RunFolder
+from sparsefw.train.recipes import load_recipe, recipe_names
+from sparsefw.train.run import Interrupted, fit
+
+__all__ = ["Interrupted", "RunConfig", "RunFolder", "fit", "load_recipe", "recipe_names"]

@@ -1,0 +1,105 @@
+"""Checkpoints: all that changes while training, as safetensors, never pickle.
+
+A checkpoint is one file, `step-00001170-SHA256.safetensors`: written aside, flushed, and renamed to a name that holds the
+hash of its content. So a file of that name is whole, or its hash shows that it is damaged; then the one before is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefw.durable import replaced_file
+
+KEPT = 2  # the newest, and the one before in case the newest is damaged
+_NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write the state, plain values and tensors in dictionaries, lists and tuples, and forget all but the last two."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    tree = _encoded(state, tensors)
+    content = save(tensors, {"state": json.dumps(tree)})
+    path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()}.safetensors"
+    with replaced_file(path) as aside:
+        aside.write_bytes(content)
+    for old in _files(folder)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose content is what was written; damaged ones are left where they are, with a warning."""
+    for path in _files(folder):
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        if path.name.endswith(f"{digest.hexdigest()}.safetensors"):
+            return path
+        warnings.warn(
+            f"{path} is damaged: its content is not what was written; the checkpoint before is taken", stacklevel=2
+        )
+    return None
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="pt") as file:
+        tree = json.loads(file.metadata()["state"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    return dict(_decoded(tree, tensors))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Newest first."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    found = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """As JSON. Tensors are put into `tensors` and named; dictionaries keep keys that are not texts, tuples stay tuples."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_encoded(item, tensors) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a checkpoint holds plain values and tensors only, not {type(value).__name__}")
+
+
+def _decoded(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {_decoded(key, tensors): _decoded(item, tensors) for key, item in value}
+    items = [_decoded(item, tensors) for item in value]
+    return tuple(items) if kind == "tuple" else items
+
+
+def plain_rates(optimizer_state: dict[str, Any]) -> dict[str, Any]:
+    """Learning rates as numbers: on a GPU they are tensors that a captured step reads."""
+    groups = [
+        {**group, "lr": float(group["lr"]) if isinstance(group["lr"], torch.Tensor) else group["lr"]}
+        for group in optimizer_state["param_groups"]
+    ]
+    return {**optimizer_state, "param_groups": groups}

@@ -1,0 +1,116 @@
+"""RunConfig: everything that a training run depends on, typed. It is what a recipe becomes and what a run folder keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from sparsefw.data.opening import DataConfig
+from sparsefw.methods import Method, method_from
+from sparsefw.train.schedule import Schedule
+from sparsefw.typed import Section
+
+
+class ModelConfig(Section):
+    """Which network. The number of classes and of input channels are the data's, unless `arguments` say otherwise.
+
+    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", "package.module:function"
+    weights     a file to start from; a classifier's also as the backbone of a PSPNet
+    """
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    weights: Path | None = None
+
+
+class TrainConfig(Section):
+    """How long and how fast.
+
+    lr, momentum     of every method; on what is unconstrained with weight_decay, by `rest`
+    rest, rest_lr    "sgd" or "adamw" for what is unconstrained, and its learning rate where it is another one
+    mixup            alpha of the Beta distribution by which images are mixed in pairs; 0: not at all
+    ema              decay per step of an average of the weights, which is then what is evaluated and saved; None: no average
+    evaluate_every   epochs between evaluations on the validation images
+    """
+
+    epochs: int = Field(ge=1)
+    lr: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    nesterov: bool = False
+    rest: Literal["sgd", "adamw"] = "sgd"
+    rest_lr: float | None = Field(default=None, gt=0)
+    schedule: Schedule = Schedule()
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    mixup: float = Field(default=0.0, ge=0)
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    evaluate_every: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _momentum_for_nesterov(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=True needs a momentum above 0")
+        return self
+
+
+class EngineConfig(Section):
+    """Where and in which precision: nothing here changes what is computed, rounding apart. None: what is fastest and safe.
+
+    device              "auto", "cpu", "cuda", "cuda:1"
+    precision           "auto": bf16 on a GPU that has it, else fp32; "fp16" scales the loss
+    accumulate          parts into which a batch is cut, one after the other, where it does not fit into memory
+    workers             processes that decode images of streamed sets
+    checkpoint_seconds  time between checkpoints; what a kill costs at most
+    """
+
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    channels_last: bool | None = None
+    compile: bool | None = None
+    cuda_graph: bool | None = None
+    sync_batchnorm: bool | None = None
+    accumulate: int = Field(default=1, ge=1)
+    workers: int | None = Field(default=None, ge=0)
+    checkpoint_seconds: float = Field(default=60.0, ge=0)
+
+
+class CurveConfig(Section):
+    """What `sparsefw curve` and `sparsefw compress` look at unless told otherwise: the kind, and the ratios removed."""
+
+    kind: Literal["filters", "rank", "weights"] = "filters"
+    at: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    calibration: int = Field(default=4096, ge=2)
+
+    @model_validator(mode="after")
+    def _fractions(self) -> Self:
+        if not self.at or any(not 0 <= ratio < 1 for ratio in self.at):
+            raise ValueError(f"at={list(self.at)}: ratios to remove must be in [0, 1), at least one")
+        return self
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    name: str
+    seed: int = Field(default=0, ge=0)
+    data: DataConfig
+    model: ModelConfig
+    method: Annotated[SerializeAsAny[Method], BeforeValidator(method_from)]
+    train: TrainConfig
+    engine: EngineConfig = EngineConfig()
+    curve: CurveConfig = CurveConfig()
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+    @model_validator(mode="after")
+    def _batches(self) -> Self:
+        if self.data.batch_size % self.engine.accumulate:
+            raise ValueError(
+                f"engine.accumulate={self.engine.accumulate} does not divide data.batch_size={self.data.batch_size}"
+            )
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As YAML and JSON keep it."""
+        return self.model_dump(mode="json")

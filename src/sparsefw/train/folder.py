@@ -1,0 +1,168 @@
+"""The run folder: the only contract between training, compression and reports.
+
+config.yaml          the whole configuration
+metrics.jsonl        a line per epoch
+checkpoints/         while training
+model.safetensors    the trained network, with what is needed to build it again
+result.json          final metrics; its presence says that training is over
+environment.json     versions, hardware, date, version of the code
+curves/              what `sparsefw curve` found, one file per kind and form
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sparsefw.compression.files import ArtifactError, read_json, read_tensors
+from sparsefw.durable import replaced_file, write_text
+from sparsefw.environment import environment
+from sparsefw.models import MODELS, build
+from sparsefw.train.config import RunConfig
+from sparsefw.train.recipes import read_config, write_config
+from sparsefw.typed import ConfigError
+
+ENGINE = "engine"  # the one section that may change between a start and a resume: it changes no mathematics
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        path = self.path / "result.json"
+        return dict(read_json(path)) if path.exists() else None
+
+    @property
+    def config(self) -> RunConfig:
+        path = self.path / "config.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{self.path} is not a run folder: it has no config.yaml; `sparsefw train` makes one")
+        return read_config(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No two processes train into one folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"{self.path} is being trained into by another process; wait for it, or choose another --run"
+                ) from None
+            try:
+                yield
+            finally:
+                if os.listdir(self.path) == [".lock"]:  # nothing was begun: leave no trace
+                    (self.path / ".lock").unlink()
+                    self.path.rmdir()
+
+    def check(self, config: RunConfig) -> None:
+        """The folder is empty, or holds this very run."""
+        if (self.path / "config.yaml").exists():
+            self._same(config)
+        elif any(name for name in os.listdir(self.path) if name != ".lock"):
+            raise ConfigError(f"{self.path} holds files, but no run; choose another --run")
+
+    def begin(self, config: RunConfig) -> None:
+        write_text(self.path / "config.yaml", write_config(config))
+        write_json(self.path / "environment.json", {**environment(), "code": code_version()})
+
+    def _same(self, config: RunConfig) -> None:
+        old, new = _flat(self.config.plain()), _flat(config.plain())
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key) and not key.startswith((f"{ENGINE}.", "track", "curve.")):
+                raise ConfigError(
+                    f"{self.path} holds a run with {key}={old.get(key)!r}, this one has {new.get(key)!r}; "
+                    "choose another --run, or remove the folder"
+                )
+
+    def save_model(self, model: nn.Module, about: dict[str, Any]) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
+        with replaced_file(self.path / "model.safetensors") as aside:
+            save_file(tensors, str(aside), {"sparsefw": json.dumps({**about, "model": _built_from(model)})})
+
+    def load_model(self, trust: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+        """The trained network and what was noted about it."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self.path / "model.safetensors"
+        if not path.exists():
+            raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again goes on with it")
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                about = json.loads(file.metadata()["sparsefw"])
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise ArtifactError(f"{path} is damaged: {error}") from None
+        record = about["model"]
+        source = record["name"].partition(":")[0]
+        if record["name"] not in MODELS and source not in ("timm", "torchvision") and not trust:
+            raise ConfigError(
+                f"{self.path}: its network is made by the code {record['name']!r}; add --trust to import and run that"
+            )
+        model = build(record["name"], **record["arguments"])
+        model.load_state_dict(read_tensors(path))
+        return model.eval(), about
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Training is over: its checkpoints are no longer needed."""
+        write_json(self.path / "result.json", result)
+        for file in self.checkpoints.glob("*.safetensors"):
+            file.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def code_version() -> dict[str, Any]:
+    """The package's version, a hash of its sources, and the commit where it runs from a repository."""
+    from sparsefw import __version__
+
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
+    found: dict[str, Any] = {"version": __version__, "sha256": digest.hexdigest()}
+    for key, command in (("commit", ["rev-parse", "HEAD"]), ("changed", ["status", "--porcelain", "--", "."])):
+        try:
+            done = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return found
+        if done.returncode:
+            return found
+        found[key] = done.stdout.strip() if key == "commit" else bool(done.stdout.strip())
+    return found
+
+
+def _built_from(model: nn.Module) -> Any:
+    return model.built_from
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,216 @@
+"""The training loop.
+
+Randomness has no state: the order of the images, their augmentation, the mixing of images and the numbers that a network draws
+itself (dropout) are functions of the seed and the step. So a run that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from sparsefw.compression import recalibrate
+from sparsefw.compression.batchnorm import has_batch_norm
+from sparsefw.data.batches import Part, generator
+from sparsefw.data.opening import Data
+from sparsefw.methods import Batch
+from sparsefw.optim import SFW
+from sparsefw.train.average import Average
+from sparsefw.train.checkpoint import plain_rates
+from sparsefw.train.config import RunConfig
+from sparsefw.train.engine import Engine
+from sparsefw.train.tasks import Task
+
+CALIBRATION = 2048  # training images on which BatchNorm statistics are recomputed before an evaluation
+
+
+@dataclass
+class Training:
+    """A training under way. `state` is all of it that changes."""
+
+    config: RunConfig
+    engine: Engine
+    data: Data
+    task: Task
+    model: nn.Module
+    optimizer: SFW
+    scaler: torch.amp.GradScaler
+    average: Average | None
+    advance: Callable[[Batch], Tensor]
+    rates: Rates
+    step: int = 0
+    clock: Clock = field(default_factory=lambda: Clock())
+    sums: Tensor = field(init=False)  # of the epoch so far
+
+    def __post_init__(self) -> None:
+        self.sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data.train) // self.config.data.batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.epochs * self.steps_per_epoch
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that have ended."""
+        return self.step // self.steps_per_epoch
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": plain_rates(self.optimizer.state_dict()),
+            "scaler": self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.tensors,
+            "sums": self.sums,
+            "step": self.step,
+            "seconds": self.clock.seconds(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load(state["average"])
+        self.sums.copy_(state["sums"])
+        self.step, self.clock = state["step"], Clock(state["seconds"])
+
+
+class Rates:
+    """The learning rates of an optimizer, scaled together by the schedule. On a GPU, tensors that captured steps read."""
+
+    def __init__(self, optimizer: SFW, device: torch.device) -> None:
+        self._optimizer = optimizer
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._tensors = [torch.tensor(lr, device=device) for lr in self._base] if device.type == "cuda" else None
+
+    def scale(self, factor: float) -> float:
+        """Set all to `factor` of what they were in the beginning; returns the first, for show."""
+        for i, (group, base) in enumerate(zip(self._optimizer.param_groups, self._base, strict=True)):
+            if self._tensors is None:
+                group["lr"] = base * factor
+            else:
+                group["lr"] = self._tensors[i].fill_(base * factor)
+        return self._base[0] * factor
+
+
+class Clock:
+    """Seconds spent in training steps; evaluations and files stop it."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds, self._since = seconds, 0.0
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self._seconds, self._since = self.seconds(), 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        running = bool(self._since)
+        self.stop()
+        yield
+        if running:
+            self.start()
+
+    def seconds(self) -> float:
+        return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
+
+
+class Watcher(ABC):
+    """What happens beside the training: display, metrics, checkpoints."""
+
+    @abstractmethod
+    def stepped(self, training: Training, lr: float) -> None: ...
+
+    @abstractmethod
+    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None: ...
+
+
+def train(training: Training, watcher: Watcher) -> None:
+    """All epochs that are left."""
+    t, config = training, training.config
+    method, schedule, share = config.method, config.train.schedule, t.engine.share
+    t.model.train()
+    while t.step < t.steps:
+        epoch, start = divmod(t.step, t.steps_per_epoch)
+        t.clock.start()
+        for batch in t.data.train.training(epoch, start, config.data.batch_size):
+            torch.manual_seed(int(generator(config.seed, t.step, share.rank).integers(2**62)))
+            lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
+            t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
+            t.step += 1
+            method.after_step(t.model, t.step, t.steps)
+            if t.step % t.steps_per_epoch:  # what the end of an epoch does belongs to its last step
+                watcher.stepped(t, lr)
+        synchronise(t.engine.device)
+        t.clock.stop()
+        t.optimizer.check_finite()
+        method.after_epoch(t.model, epoch, config.train.epochs)
+        watcher.epoch_ended(t, lr, epoch_figures(t))
+
+
+def epoch_figures(training: Training) -> dict[str, dict[str, float]]:
+    """Metrics of the epoch that has ended, over all processes: "train", and "validation" where it is due."""
+    t, sums = training, training.sums.clone()
+    t.sums.zero_()
+    if t.engine.share.world > 1:
+        distributed.all_reduce(sums)
+    figures = {"train": t.task.metrics(sums.cpu())}
+    if t.data.validation is not None and (t.epoch % t.config.train.evaluate_every == 0 or t.step == t.steps):
+        figures["validation"] = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
+    return figures
+
+
+def mixed(batch: Batch, config: RunConfig, classes: int, step: int) -> Batch:
+    """mixup: every image and its label blended with its neighbour's (Zhang et al., arXiv:1710.09412)."""
+    if not config.train.mixup:
+        return batch
+    share = float(generator(config.seed, step, 4).beta(config.train.mixup, config.train.mixup))
+    labels = functional.one_hot(batch.targets, classes).float()
+    return Batch(torch.lerp(batch.inputs.roll(1, 0), batch.inputs, share), torch.lerp(labels.roll(1, 0), labels, share))
+
+
+def evaluated_model(training: Training, calibration: int = CALIBRATION) -> nn.Module:
+    """The network as it is evaluated and saved: a copy, averaged where asked for, its BatchNorm statistics those of the weights.
+
+    Running averages lag behind weights that move as fast as those of Frank-Wolfe steps.
+    """
+    model = copy.deepcopy(training.model)
+    if training.average is not None:
+        training.average.write_to(model, training.step)
+    model.eval()
+    if has_batch_norm(model):
+        model = recalibrate(model, training.data.train.sample(calibration))
+    return model
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, part: Part, task: Task, engine: Engine) -> dict[str, float]:
+    """Metrics over all images of a part; every process does its share, and all get the same figures."""
+    model.eval()
+    total = torch.zeros(task.size(), dtype=torch.float64, device=engine.device)
+    for batch in part.evaluation():
+        output = model(batch.inputs)
+        total += task.sums(output, batch.targets, task.loss(output, batch.targets))
+    if engine.share.world > 1:
+        distributed.all_reduce(total)
+    return task.metrics(total)
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,128 @@
+"""Recipes: complete experiments as YAML.
+
+A file states what its variants share; each variant adds its method (and whatever else differs). The recipe
+"cifar10-resnet18-filters" is the variant `filters` of cifar10-resnet18.yaml; a file without variants is one recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparsefw.train.config import RunConfig
+from sparsefw.typed import ConfigError, did_you_mean, parse
+
+SHIPPED = resources.files("sparsefw") / "recipes"
+
+
+def recipe_names() -> dict[str, str]:
+    """Every shipped recipe and what it is about."""
+    found = {}
+    for file in sorted(SHIPPED.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".yaml"):
+            for name, values in _variants(_read(file.read_text(), file.name), file.name.removesuffix(".yaml")).items():
+                found[name] = str(values.get("about", ""))
+    return found
+
+
+def load_recipe(name: str, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
+    """The configuration of a shipped recipe or of a YAML file, with `changes` such as "train.epochs=5" applied."""
+    values = _values(name)
+    values.pop("about", None)
+    values = _merged(values, {key: value for key, value in fields.items() if value is not None})
+    for change in changes:
+        values = _merged(values, _change(change))
+    return parse(RunConfig, values, f"recipe {name}")
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration that a run folder keeps."""
+    return parse(RunConfig, _read(path.read_text(), str(path)), str(path))
+
+
+def write_config(config: RunConfig) -> str:
+    return yaml.safe_dump(config.plain(), sort_keys=False)
+
+
+def _values(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ConfigError(f"recipe {name}: there is no such file")
+        variants = _variants(_read(path.read_text(), name), path.stem)
+        if len(variants) > 1:
+            raise ConfigError(f"recipe {name} has the variants {', '.join(variants)}: a file of your own must have one")
+        return next(iter(variants.values()))
+    for file in SHIPPED.iterdir():
+        stem = file.name.removesuffix(".yaml")
+        if file.name.endswith(".yaml") and (name == stem or name.startswith(f"{stem}-")):
+            variants = _variants(_read(file.read_text(), file.name), stem)
+            if name in variants:
+                return variants[name]
+    known = recipe_names()
+    raise ConfigError(
+        f"unknown recipe {name!r}{did_you_mean(name, known)}; see `sparsefw list recipes`, or give a .yaml file"
+    )
+
+
+def _read(text: str, where: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where}{line}: is not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: must be a table of settings, got {type(values).__name__}")
+    return values
+
+
+def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
+    shared = {key: value for key, value in values.items() if key != "variants"}
+    variants = values.get("variants")
+    if variants is None:
+        return {stem: {"name": stem, **shared}}
+    if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()):
+        raise ConfigError(f"{stem}: variants must be a table of tables")
+    return {f"{stem}-{name}": _merged({"name": f"{stem}-{name}", **shared}, v) for name, v in variants.items()}
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; anything else is replaced. A method of another name brings its own settings."""
+    result = dict(values)
+    for key, value in changes.items():
+        old = result.get(key)
+        other_name = (
+            isinstance(value, dict) and isinstance(old, dict) and value.get("name", old.get("name")) != old.get("name")
+        )
+        merges = isinstance(value, dict) and isinstance(old, dict) and not (key == "method" and other_name)
+        result[key] = _merged(old, value) if merges else value  # type: ignore[arg-type]
+    return result
+
+
+def _change(text: str) -> dict[str, Any]:
+    """ "train.epochs=5" as {"train": {"epochs": 5}}; the value is YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip(" ."):
+        raise ConfigError(f"--set {text!r}: must be KEY=VALUE, such as train.epochs=5")
+    try:
+        parsed = _number(yaml.safe_load(value))
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text!r}: the value is not YAML") from None
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 5e-4, without a point, for a text."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

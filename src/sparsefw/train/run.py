@@ -1,0 +1,216 @@
+"""fit: from a configuration to a finished run folder; the same call goes on where a killed one ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from sparsefw.data.opening import Data, open_data
+from sparsefw.methods import OptimizerSettings
+from sparsefw.models import MODELS, build, load_weights
+from sparsefw.train.average import Average
+from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from sparsefw.train.config import RunConfig
+from sparsefw.train.display import Display
+from sparsefw.train.engine import Engine, engine_for, join_processes
+from sparsefw.train.folder import RunFolder
+from sparsefw.train.log import MetricsFile, Tracker, flat_metrics, trackers
+from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, synchronise, train
+from sparsefw.train.step import Step, step_for
+from sparsefw.train.tasks import task_for
+from sparsefw.typed import ConfigError
+
+FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
+
+
+class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
+    """The user or the system asked to stop; a checkpoint was written."""
+
+
+def fit(config: RunConfig, path: Path, data_folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
+    """Train as `config` says into the folder `path`, or go on with what lies there. Returns the final metrics."""
+    folder = RunFolder(path)
+    main = join_processes(config.engine.device).rank == 0
+    with folder.locked() if main else nullcontext():
+        if main:
+            folder.check(config)
+        if distributed.is_initialized():
+            distributed.barrier()
+        if (finished := folder.result) is not None:
+            return finished
+        with Display(config.name, quiet or not main) as display:
+            training = prepare(config, data_folder, display)
+            if main:
+                folder.begin(config)
+            _resume(training, folder, display)
+            with Recorder(folder, training, display) if main else nullcontext(Silent()) as watcher:
+                train(training, watcher)
+            return _final(training, folder, main)
+
+
+def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Training:
+    """Data, network and optimizer, at step 0."""
+    # Whether to compile depends on the number of steps, that on the data, and that on the device.
+    share = join_processes(config.engine.device)
+    engine = engine_for(config, steps=0)
+    data = open_data(
+        config.data,
+        data_folder,
+        device=engine.device,
+        seed=config.seed,
+        share=share,
+        channels_last=engine.channels_last,
+        workers=engine.workers,
+    )
+    steps = config.train.epochs * (len(data.train) // config.data.batch_size)
+    engine = engine_for(config, steps)
+    task = task_for(data.task, data.classes, config.train.label_smoothing, data.ignore_label)
+    if config.train.mixup and data.task != "classification":
+        raise ConfigError("train.mixup mixes labels of whole images: it is for classification")
+    torch.manual_seed(config.seed)
+    model = engine.place(build_model(config, data, display))
+    settings = config.train
+    rest_lr = settings.lr if settings.rest_lr is None else settings.rest_lr
+    optimizer = config.method.optimizer(
+        model,
+        OptimizerSettings(
+            settings.lr, settings.momentum, settings.weight_decay, settings.nesterov, settings.rest, rest_lr, steps
+        ),
+        None,
+    )
+    scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
+    average = None if settings.ema is None else Average(model, settings.ema)
+    step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average))
+    rates = Rates(optimizer, engine.device)
+    display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
+    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates)
+
+
+def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
+    """The network for this data: classes and input channels are filled in under the names that its source has for them."""
+    name, given = config.model.name, dict(config.model.arguments)
+    names = {"timm": ("num_classes", "in_chans"), "torchvision": ("num_classes", None)}.get(name.partition(":")[0])
+    if name in MODELS:
+        names = ("classes", "in_channels")
+    for argument, value, usual in zip(names or (), (data.classes, data.shape[0]), (None, 3), strict=False):
+        if argument is not None and value != usual:
+            given.setdefault(argument, value)
+    model = build(name, **given)
+    if config.model.weights is not None:
+        display.note(str(load_weights(model, config.model.weights)))
+    return model
+
+
+def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
+    parameters = sum(p.numel() for p in model.parameters())
+    parts = [f"{len(data.train):,} training"]
+    parts += [f"{len(part):,} {name}" for name, part in (("validation", data.validation), ("test", data.test)) if part]
+    return f"{', '.join(parts)} images; {parameters:,} parameters; {steps:,} steps on {engine}"
+
+
+def _resume(training: Training, folder: RunFolder, display: Display) -> None:
+    """From the newest whole checkpoint, the same for all processes."""
+    chosen: list[Any] = [newest_checkpoint(folder.checkpoints)] if training.engine.share.rank == 0 else [None]
+    if distributed.is_initialized():
+        distributed.broadcast_object_list(chosen, src=0)
+    if chosen[0] is not None:
+        training.load(load_checkpoint(chosen[0]))
+        display.note(f"going on from step {training.step:,} of {training.steps:,}")
+
+
+def _final(training: Training, folder: RunFolder, main: bool) -> dict[str, Any]:
+    t = training
+    model = evaluated_model(t, FINAL_CALIBRATION)
+    result: dict[str, Any] = {"metric": t.task.metric}
+    for name, part in (("validation", t.data.validation), ("test", t.data.test)):
+        result[name] = None if part is None else evaluate(model, part, t.task, t.engine)
+    seconds = t.clock.seconds()
+    result |= {
+        "steps": t.steps,
+        "seconds": seconds,
+        "images_per_second": t.steps * t.config.data.batch_size / max(seconds, 1e-9),
+        "skipped_images": t.data.train.skipped,
+    }
+    if main:
+        about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
+        folder.save_model(model, about)
+        folder.finish(result)
+    return result
+
+
+class Silent(Watcher):
+    """Processes other than the first compute and say nothing."""
+
+    def stepped(self, training: Training, lr: float) -> None:
+        return None
+
+    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None:
+        return None
+
+
+class Recorder(Watcher):
+    """Metrics, display, checkpoints."""
+
+    def __init__(self, folder: RunFolder, training: Training, display: Display) -> None:
+        self._folder, self._display = folder, display
+        self._file = MetricsFile(folder.metrics, training.step)
+        self._trackers: list[Tracker] = trackers(training.config, folder.path)
+        self._saved = time.monotonic()
+        self._mark = (training.step, training.clock.seconds())
+        self._asked: str | None = None  # the signal that asked to stop
+
+    def __enter__(self) -> Recorder:
+        self._before = {which: signal.signal(which, self._ask) for which in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _ask(self, which: int, frame: FrameType | None) -> None:
+        if self._asked is not None:  # asked twice: at once
+            raise KeyboardInterrupt
+        self._asked = signal.Signals(which).name
+
+    def stepped(self, training: Training, lr: float) -> None:
+        self._display.stepped(training, lr)
+        self._checkpoint_if_due(training)
+
+    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None:
+        t, now = training, training.clock.seconds()
+        images = (t.step - self._mark[0]) * t.config.data.batch_size
+        row = {
+            "epoch": t.epoch,
+            "step": t.step,
+            "seconds": now,
+            "images_per_second": images / max(now - self._mark[1], 1e-9),
+            "lr": lr,
+            **figures,
+        }
+        self._mark = (t.step, now)
+        self._file.write(row)
+        for tracker in self._trackers:
+            tracker.write(flat_metrics(row), t.step)
+        self._display.epoch_ended(t, row)
+        self._checkpoint_if_due(t)
+
+    def _checkpoint_if_due(self, t: Training) -> None:
+        due = time.monotonic() - self._saved >= t.config.engine.checkpoint_seconds
+        if (due or self._asked) and t.step < t.steps:
+            synchronise(t.engine.device)
+            with t.clock.paused():
+                save_checkpoint(self._folder.checkpoints, t.step, t.state())
+            self._saved = time.monotonic()
+        if self._asked:
+            raise Interrupted(
+                f"{self._asked}: stopped at step {t.step:,} of {t.steps:,}; the same command goes on from there"
+            )

@@ -1,0 +1,44 @@
+"""Learning-rate schedules: the factor on the learning rate as a function of the fraction of training that is done."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from sparsefw.typed import Section
+
+
+class Schedule(Section):
+    """The factor on the learning rate before every step.
+
+    kind          "linear" to zero (the paper's), "cosine" to zero, "step": times `factor` at each of `milestones`, "constant"
+    milestones    fractions of the training
+    warmup        epochs in which the rate first grows linearly from zero; what follows has the rest of the training
+    """
+
+    kind: Literal["linear", "cosine", "step", "constant"] = "linear"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    factor: float = Field(default=0.1, gt=0, lt=1)
+    warmup: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if any(not 0 < m < 1 for m in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"milestones={list(self.milestones)}: must be fractions between 0 and 1, in rising order")
+        return self
+
+    def at(self, step: int, steps: int, steps_per_epoch: int) -> float:
+        """The factor for step 0 <= step < steps."""
+        warm = min(round(self.warmup * steps_per_epoch), steps)
+        if step < warm:
+            return (step + 1) / (warm + 1)  # neither a step of length zero nor the full rate twice
+        done = (step - warm) / max(1, steps - warm)
+        if self.kind == "linear":
+            return 1 - done
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        if self.kind == "step":
+            return self.factor ** sum(done >= m for m in self.milestones)
+        return 1.0

@@ -1,0 +1,107 @@
+"""A trained run, opened again with its data: its curves, and smaller networks made from it. Nothing is trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression import Curve, compress, curve
+from sparsefw.compression.api import Compressed
+from sparsefw.data.opening import Data, open_data
+from sparsefw.train.config import RunConfig
+from sparsefw.train.engine import Engine, engine_for
+from sparsefw.train.folder import RunFolder, write_json
+from sparsefw.train.loop import evaluate
+from sparsefw.train.tasks import Task, task_for
+from sparsefw.typed import ConfigError
+
+SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The trained network of a run folder, and the images to calibrate and evaluate it on."""
+
+    folder: RunFolder
+    config: RunConfig
+    model: nn.Module
+    data: Data
+    task: Task
+    engine: Engine
+
+    @classmethod
+    def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> Study:
+        folder = RunFolder(path)
+        config = folder.config
+        model, _ = folder.load_model(trust)
+        engine = engine_for(
+            config.model_copy(update={"engine": config.engine.model_copy(update={"device": device})}), 0
+        )
+        data = open_data(
+            config.data,
+            data_folder,
+            device=engine.device,
+            seed=config.seed,
+            channels_last=engine.channels_last,
+            workers=engine.workers,
+        )
+        task = task_for(data.task, data.classes, 0.0, data.ignore_label)
+        # Compression works on one device with float32 weights; the memory format is kept.
+        model = model.to(engine.device)
+        model = model.to(memory_format=torch.channels_last) if engine.channels_last else model  # type: ignore[call-overload]
+        return cls(folder, config, model, data, task, engine)
+
+    def calibration(self, images: int | None = None) -> Iterable[Tensor]:
+        return self.data.train.sample(self.config.curve.calibration if images is None else images)
+
+    def metrics(self, model: nn.Module, split: str = "test") -> dict[str, float]:
+        part = self.data.test if split == "test" else self.data.validation
+        if split not in SPLITS:
+            raise ConfigError(f"split={split!r}: there are {', '.join(SPLITS)}")
+        if part is None:
+            why = "was trained with data.validation=0" if split == "validation" else "has no test images"
+            raise ConfigError(f"{self.folder.path} {why}: there is no {split} split to evaluate on")
+        return evaluate(model, part, self.task, self.engine)
+
+    def metric(self, split: str = "test") -> Callable[[nn.Module], float]:
+        """A model's figure of merit, in percent."""
+        return lambda model: self.metrics(model, split)[self.task.metric]
+
+    def curve(
+        self,
+        kind: str | None = None,
+        at: Sequence[float] | None = None,
+        form: str = "removed",
+        split: str = "test",
+        **how: Any,
+    ) -> Curve:
+        """Accuracy against ratio; written to the run folder's curves/."""
+        kind = self.config.curve.kind if kind is None else kind
+        own = self.config.curve.at if kind == self.config.curve.kind else type(self.config.curve)().at
+        found = curve(
+            self.model,
+            kind,
+            list(own if at is None else at),
+            form=form,
+            calibration=self.calibration(how.pop("calibration", None)),
+            evaluate=self.metric(split),
+            **how,
+        )
+        record = {**found.to_json(), "metric": self.task.metric, "split": split}
+        where = (
+            "curves" if split == "test" else f"curves-{split}"
+        )  # what was chosen by is never mixed with what is reported
+        write_json(self.folder.path / where / f"{kind}-{form}.json", record)
+        return found
+
+    def compress(self, calibration: int | None = None, **how: Any) -> Compressed:
+        """A smaller network. What a target drop= may fall is measured on the validation images, never on the test images."""
+        target = how.get("target")
+        if isinstance(target, str) and target.startswith("drop"):
+            how["evaluate"] = self.metric("validation")
+        return compress(self.model, calibration=self.calibration(calibration), **how)

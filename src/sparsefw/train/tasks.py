@@ -1,0 +1,109 @@
+"""Tasks: what a network is trained for. A loss, sums that add up over batches and processes, and what these sums mean."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+AUXILIARY = 0.4  # the weight of PSPNet's second output in the loss, as in its paper
+
+
+class Task(ABC):
+    """`sums` of a batch are float64 and additive; `metrics` turns their total into figures. `metric` is the one that counts."""
+
+    metric: str
+
+    def __init__(self, classes: int, label_smoothing: float = 0.0) -> None:
+        self.classes, self.label_smoothing = classes, label_smoothing
+
+    @abstractmethod
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        """The mean loss of a batch; `output` is whatever the network gave in training mode."""
+
+    @abstractmethod
+    def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def metrics(self, total: Tensor) -> dict[str, float]: ...
+
+    @abstractmethod
+    def size(self) -> int:
+        """The length of `sums`."""
+
+
+class Classification(Task):
+    """Top-1 ("accuracy") and top-5 accuracy in percent. Targets are classes, or probabilities where images were mixed."""
+
+    metric = "accuracy"
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(output.float(), targets, label_smoothing=self.label_smoothing)
+
+    def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor:
+        labels = targets if targets.ndim == 1 else targets.argmax(1)
+        best = output.detach().topk(min(5, output.shape[1]), dim=1).indices == labels[:, None]
+        count = torch.full((), len(labels), dtype=torch.float64, device=labels.device)
+        return torch.stack(
+            [loss.detach().double() * count, best[:, 0].sum().double(), best.any(1).sum().double(), count]
+        )
+
+    def metrics(self, total: Tensor) -> dict[str, float]:
+        loss, top1, top5, count = total.tolist()
+        count = max(count, 1.0)
+        return {"loss": loss / count, "accuracy": 100 * top1 / count, "top5": 100 * top5 / count}
+
+    def size(self) -> int:
+        return 4
+
+
+class Segmentation(Task):
+    """Mean intersection over union in percent, over the classes that occur; pixels of `ignore` count nowhere."""
+
+    metric = "mean_iou"
+
+    def __init__(self, classes: int, label_smoothing: float = 0.0, ignore: int = 255) -> None:
+        super().__init__(classes, label_smoothing)
+        self.ignore = ignore
+
+    def loss(self, output: Any, targets: Tensor) -> Tensor:
+        if isinstance(output, tuple):
+            return self.loss(output[0], targets) + AUXILIARY * self.loss(output[1], targets)
+        # Summed and divided by hand: a batch without a labelled pixel has the loss 0, not 0 / 0.
+        total = functional.cross_entropy(
+            output.float(), targets, ignore_index=self.ignore, label_smoothing=self.label_smoothing, reduction="sum"
+        )
+        return total / (targets != self.ignore).sum().clamp(min=1)
+
+    def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor:
+        """The confusion matrix, rows the truth, and behind it the loss times the images and their count."""
+        predicted = (output[0] if isinstance(output, tuple) else output).detach().argmax(1)
+        n = self.classes
+        # A fixed number of bins and no boolean indexing, which would wait for the device: ignored pixels have a bin of their own.
+        cell = torch.where(targets == self.ignore, n * n, targets * n + predicted).flatten()
+        confusion = torch.zeros(n * n + 1, dtype=torch.float64, device=cell.device)
+        confusion = confusion.scatter_add(
+            0, cell, torch.ones((), dtype=torch.float64, device=cell.device).expand(len(cell))
+        )
+        count = torch.full((), len(targets), dtype=torch.float64, device=cell.device)
+        return torch.cat([confusion[:-1], torch.stack([loss.detach().double() * count, count])])
+
+    def metrics(self, total: Tensor) -> dict[str, float]:
+        confusion, (loss, count) = total[:-2].view(self.classes, self.classes), total[-2:].tolist()
+        right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
+        occurs = union > 0
+        iou = (right[occurs] / union[occurs]).mean() if bool(occurs.any()) else torch.zeros(())
+        pixels = float(right.sum() / confusion.sum().clamp(min=1))
+        return {"loss": loss / max(count, 1.0), "mean_iou": 100 * float(iou), "pixel_accuracy": 100 * pixels}
+
+    def size(self) -> int:
+        return self.classes**2 + 2
+
+
+def task_for(kind: str, classes: int, label_smoothing: float, ignore_label: int | None) -> Task:
+    if kind == "classification":
+        return Classification(classes, label_smoothing)
+    return Segmentation(classes, label_smoothing, 255 if ignore_label is None else ignore_label)

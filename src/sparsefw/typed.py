@@ -1,0 +1,69 @@
+"""Typed records that come from YAML files and command lines: unknown keys and wrong values end in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, and nothing in it is ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ConfigError(ValueError):
+    """What is wrong with a configuration, in which field, and what would be right: one line."""
+
+
+S = TypeVar("S", bound=Section)
+
+
+def parse(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+    """The record that `values` describe; ConfigError naming the first wrong field otherwise. `where` says whose it is."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: must be a table of settings, got {values!r}")
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_first_line(kind, error)}") from None
+
+
+def _first_line(kind: type[BaseModel], error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"] if not _is_type_name(part)]
+    field = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        known = _fields(kind, path[:-1])
+        return f"unknown key {field!r}{did_you_mean(path[-1], known)}" + (
+            f"; there are {', '.join(known)}" if known else ""
+        )
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        return f"{field}: {message}" if field and not message.startswith(field) else message
+    return f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _is_type_name(part: Any) -> bool:
+    """pydantic names the member of a union that it tried, such as 'int' or 'constrained-float': not a key of ours."""
+    return isinstance(part, str) and (part in ("int", "float", "str", "bool", "none") or "-" in part or "[" in part)
+
+
+def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
+    for name in path:
+        field = kind.model_fields.get(name)
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        kind = inner
+    return list(kind.model_fields)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

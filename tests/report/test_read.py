@@ -1,0 +1,144 @@
+"""Run folders are read as far as they go, and what is wrong with them is said."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run
+from sparsefw.report import ReportError, read_run, read_runs
+
+
+def test_a_whole_run(tmp_path):
+    run = read_run(write_run(tmp_path / "a", sparse(), curve(**SPARSE)))
+    assert (run.label, run.name, run.task) == ("SparseFW filters k=0.3 w=0.33", "digits-sgd", "resnet-mini on digits")
+    assert (run.finished, run.notes, run.metric) == (True, (), "accuracy")
+    assert (run.measured("test"), run.measured("validation"), run.fact("seconds")) == (97.5, 97.0, 61.5)
+    assert len(run.epochs) == 15
+    found = run.curve("filters", "removed")
+    assert (found.dense, found.parameters, found.points[2].plain) == (95.97, 308_074, 96.22)
+    assert run.curve("rank", "removed") is None
+
+
+def test_unfinished_with_a_torn_last_line(tmp_path):
+    folder = write_run(tmp_path / "a", finished=False, epochs=3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "train": {"accu')
+    run = read_run(folder)
+    assert [epoch.number for epoch in run.epochs] == [1, 2, 3]
+    assert run.notes == ("unfinished: no result.json", "the last line of metrics.jsonl is torn")
+    assert not run.finished
+    assert run.measured("test") is None
+
+
+def test_broken_lines_are_counted_and_the_last_of_an_epoch_holds(tmp_path):
+    folder = write_run(tmp_path / "a", epochs=2)
+    lines = ["[]", '{"epoch": "x"}', '{"epoch": 1, "train": {"accuracy": NaN}, "validation": null}', '{"epoch": 3}']
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    run = read_run(folder)
+    assert [epoch.number for epoch in run.epochs] == [1, 2, 3]
+    assert math.isnan(run.epochs[0].train)
+    assert run.epochs[0].validation is run.epochs[2].train is None
+    assert run.notes == ("metrics.jsonl: 2 lines cannot be read, the first is line 3",)
+
+
+@pytest.mark.parametrize(
+    "content, note",
+    [
+        ("{", "filters-removed.json cannot be read"),
+        ("[1]", "filters-removed.json cannot be read"),
+        ("{}", "filters-removed.json is not a curve (KeyError: 'points')"),
+        (
+            json.dumps({**curve(**SGD), "points": []}),
+            "filters-removed.json is not a curve (ValueError: it has no points)",
+        ),
+        (json.dumps(curve(**SGD)).replace("0.5", "50", 1), "filters-removed.json is not a curve (ValueError: a ratio"),
+        (json.dumps({**curve(**SGD), "dense": None}), "filters-removed.json is not a curve (TypeError"),
+    ],
+)
+def test_a_broken_curve_is_noted(content, note, tmp_path):
+    folder = write_run(tmp_path / "a", None, curve(kind="rank", **SGD))
+    (folder / "curves" / "filters-removed.json").write_text(content)
+    run = read_run(folder)
+    assert [found.kind for found in run.curves] == ["rank"]
+    assert run.notes[0].startswith(note)
+
+
+def test_a_curve_on_test_data_goes_first(tmp_path):
+    folder = write_run(tmp_path / "a", None, curve(**SGD))
+    content = json.dumps({**curve(**SPARSE), "split": "validation"})
+    (folder / "curves" / "filters-removed-validation.json").write_text(content)
+    run = read_run(folder)
+    assert len(run.curves) == 2
+    assert run.curve("filters", "removed").split == "test"
+
+
+def test_nothing_but_the_configuration(tmp_path):
+    folder = write_run(tmp_path / "a")
+    for name in ("metrics.jsonl", "result.json", "environment.json"):
+        (folder / name).unlink()
+    (folder / "curves").rmdir()
+    run = read_run(folder)
+    assert (run.epochs, run.curves, run.environment) == ((), (), {})
+    assert run.notes == ("unfinished: no result.json", "no metrics.jsonl")
+
+
+def test_runs_below_a_folder_are_found_and_damaged_ones_listed(tmp_path):
+    write_demo(tmp_path / "deep" / "demo")
+    broken = write_run(tmp_path / "broken")
+    (broken / "config.yaml").write_text("a: [")
+    write_run(tmp_path / "lost").joinpath("config.yaml").unlink()
+    (write_run(tmp_path / "bare") / "config.yaml").write_text("name: x")
+    runs, damaged = read_runs([tmp_path, tmp_path / "deep"])  # twice the same: once in the report
+    assert [run.label for run in runs] == ["SGD", "SparseFW filters k=0.3 w=0.33"]
+    assert {(one.folder.name, one.reason) for one in damaged} == {
+        ("broken", "config.yaml cannot be read (ParserError)"),
+        ("lost", "config.yaml is missing"),
+        ("bare", "config.yaml has no method.name"),
+    }
+
+
+def test_what_is_inside_a_run_is_not_a_run(tmp_path):
+    folder = write_run(tmp_path / "a")
+    write_run(folder / "small")
+    assert [run.folder for run in read_runs([tmp_path])[0]] == [folder]
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "other"])
+def test_no_run_is_an_error_of_one_line(make, tmp_path):
+    folder = tmp_path / "there"
+    if make != "nothing":
+        folder.mkdir()
+    if make == "other":
+        (folder / "certificate.json").write_text("{}")
+    with pytest.raises(ReportError, match=r"there: (no such folder|neither a run folder)") as caught:
+        read_runs([folder])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ReportError, match="not a run folder"):
+        read_run(folder)
+
+
+def test_names_tell_seeds_and_settings_apart(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"sgd{seed}", seed=seed)
+    for k in (10, 2):
+        write_run(tmp_path / f"sfw{k}", sparse(k=k, w=None), lr=0.1)
+    write_run(tmp_path / "lr", sparse(k=2, w=None), lr=0.05)
+    runs, _ = read_runs([tmp_path])
+    assert [run.label for run in runs] == [
+        "SGD, seed 0",
+        "SGD, seed 1",
+        "SparseFW filters k=2 lr=0.05",
+        "SparseFW filters k=2 lr=0.1",
+        "SparseFW filters k=10",
+    ]
+    assert runs[0].method == runs[1].method == "SGD"
+
+
+def test_many_differences_are_told_by_the_recipe(tmp_path):
+    write_run(tmp_path / "a", name="short")
+    write_run(tmp_path / "b", name="long", epochs=20, lr=0.3, mixup=0.2)
+    assert [run.label for run in read_runs([tmp_path])[0]] == ["SGD (long)", "SGD (short)"]
