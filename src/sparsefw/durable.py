@@ -29,6 +29,18 @@ def replaced_file(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def is_leftover(name: str) -> bool:
+    """Whether a file of that name was being written when its process was killed."""
+    return name.startswith(".") and name.endswith(".new")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what kills left of unfinished files. For folders that nobody else writes to at the moment."""
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if is_leftover(name):
+            (folder / name).unlink(missing_ok=True)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     with replaced_file(path) as aside:
         aside.write_bytes(content)

@@ -35,6 +35,8 @@ def parse(kind: type[S], values: Mapping[str, Any], where: str) -> S:
 def _first_line(kind: type[BaseModel], error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"] if not _is_type_name(part)]
+    if first["type"] == "extra_forbidden":  # then the last part is the user's own word, whatever it looks like
+        path = [*(str(part) for part in first["loc"][:-1] if not _is_type_name(part)), str(first["loc"][-1])]
     field = ".".join(path)
     if first["type"] == "extra_forbidden":
         known = _fields(kind, path[:-1])

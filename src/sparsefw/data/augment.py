@@ -73,11 +73,17 @@ def augmented(augment: Augment, images: Tensor, u: Tensor, size: tuple[int, int]
     return x.squeeze(1) if labels else x
 
 
+def centre_sides(full: tuple[int, int], size: tuple[int, int], share: float) -> tuple[float, float]:
+    """Height and width, in pixels, of the middle `share` of the largest part of an image that has the shape of `size`."""
+    scale = share * min(full[0] / size[0], full[1] / size[1])
+    return scale * size[0], scale * size[1]
+
+
 def centred(images: Tensor, size: tuple[int, int], share: float) -> Tensor:
-    """The middle `share` of the shorter side, as evaluation sees it, resized to `size`."""
+    """The middle `share`, as evaluation sees it, resized to `size`."""
     n, _, height, width = images.shape
-    side = share * min(height, width)
-    window = torch.tensor([[side / width, 0, 0], [0, side / height, 0]], device=images.device)
+    tall, wide = centre_sides((height, width), size, share)
+    window = torch.tensor([[wide / width, 0, 0], [0, tall / height, 0]], device=images.device)
     return _sampled(images, window.expand(n, 2, 3), size, 0.0, nearest=False)
 
 
@@ -97,10 +103,8 @@ def _shifted(x: Tensor, augment: Augment, u: Tensor, fill: int) -> Tensor:
 def _windows(augment: Augment, u: Tensor, full: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """(n, 2, 3): where in the image, whose coordinates go from -1 to 1, the corners of the result come from."""
     height, width = box_sides(augment, u, full, size)
-    reach_y, reach_x = (
-        1 - height,
-        1 - width,
-    )  # how far a window's centre may lie from the middle; negative: it sticks out
+    # How far a window's centre may lie from the middle; negative: the window sticks out.
+    reach_y, reach_x = 1 - height, 1 - width
     y, x = (2 * u[:, 0] - 1) * reach_y, (2 * u[:, 1] - 1) * reach_x
     sign = torch.where(u[:, 2] < 0.5, -1.0, 1.0) if augment.flip else torch.ones_like(x)
     zero = torch.zeros_like(x)
@@ -108,13 +112,17 @@ def _windows(augment: Augment, u: Tensor, full: tuple[int, int], size: tuple[int
 
 
 def box_sides(augment: Augment, u: Tensor, full: tuple[int, int], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Height and width of the part to take, as fractions of the image's."""
+    """Height and width of the part to take, as fractions of the image's.
+
+    The aspect ratio of a resized crop is drawn first, and then an area that fits into the image with it.
+    """
     if augment.resized_crop:
-        area = AREA[0] + (AREA[1] - AREA[0]) * u[:, 3]
         low, high = math.log(ASPECT[0]), math.log(ASPECT[1])
         aspect = torch.exp(low + (high - low) * u[:, 4]) * full[0] / full[1]  # of fractions, not of pixels
-        width = torch.sqrt(area * aspect).clamp(max=1)
-        return (area / width).clamp(max=1), width
+        most = torch.minimum(aspect, 1 / aspect).clamp(max=AREA[1])
+        least = most.clamp(max=AREA[0])
+        area = least + (most - least) * u[:, 3]
+        return torch.sqrt(area / aspect).clamp(max=1), torch.sqrt(area * aspect).clamp(max=1)
     factor = torch.ones_like(u[:, 3])
     if augment.zoom is not None:
         factor = augment.zoom[0] + (augment.zoom[1] - augment.zoom[0]) * u[:, 3]
@@ -133,6 +141,8 @@ def _rotations(degrees: float, u: Tensor, x: Tensor) -> Tensor:
 def _sampled(x: Tensor, windows: Tensor, size: tuple[int, int], fill: float, nearest: bool) -> Tensor:
     grid = functional.affine_grid(windows, [len(x), x.shape[1], *size], align_corners=False)
     mode = "nearest" if nearest else "bilinear"
-    # grid_sample has zeros outside: shifted there, `fill` is zero.
-    moved = functional.grid_sample(x.float() - fill, grid, mode=mode, padding_mode="zeros", align_corners=False) + fill
-    return moved.round().to(x.dtype) if nearest else moved
+    # What lies between the centre and the edge of an outermost pixel is that pixel: blending it with `fill` would frame
+    # every enlarged image. Images and labels are thus outside at the same places.
+    moved = functional.grid_sample(x.float(), grid, mode=mode, padding_mode="border", align_corners=False)
+    moved = torch.where((grid.abs() <= 1).all(-1).unsqueeze(1), moved, fill)
+    return moved.to(x.dtype) if nearest else moved

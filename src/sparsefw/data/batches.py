@@ -78,7 +78,8 @@ def evaluation_batch(shape: Sequence[int], most: int = 1000, floats: int = 1 << 
 
 def generator(*key: int) -> np.random.Generator:
     """Random numbers that belong to these integers and to nothing else."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    # With their number: SeedSequence fills up with zeros, so that (5, 2) would be (5, 2, 0).
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
 
 
 def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[range] | None = None) -> np.ndarray:

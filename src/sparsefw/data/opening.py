@@ -9,12 +9,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from sparsefw.data.augment import Augment
 from sparsefw.data.batches import Part, Share, split
 from sparsefw.data.decoded import decoded
 from sparsefw.data.errors import DataError
+from sparsefw.data.folders import TEST_FOLDERS, subfolders
 from sparsefw.data.locate import folder_of
 from sparsefw.data.registry import DatasetInfo, dataset
 from sparsefw.data.resident import Resident, Stored
@@ -40,7 +41,7 @@ class DataConfig(Section):
     batch_size: int = Field(default=128, ge=1)
     validation: float = Field(default=0.1, ge=0, lt=1)
     split_seed: int = Field(default=0, ge=0)
-    size: tuple[int, int] | None = None
+    size: tuple[PositiveInt, PositiveInt] | None = None
     augment: Augment = Augment()
     resident: bool | None = None
     on_corrupt: Literal["error", "skip"] = "error"
@@ -77,6 +78,8 @@ def open_data(
             f"data.augment: crop and rotation need images in memory, but {info.name} is streamed; "
             "set data.resident=true, or use resized_crop"
         )
+    if config.augment.zoom is not None and info.task == "classification":
+        raise DataError(f"data.augment: zoom is for label maps, but {info.name} has classes; use resized_crop")
     folder, cache = folder_of(info, given), cache_folder()
     train = info.open(folder, "train", cache)
     shape = info.shape if config.size is None else (info.shape[0], *config.size)
@@ -119,12 +122,9 @@ def open_data(
 
 
 def _test(info: DatasetInfo, folder: Path) -> Source | None:
-    try:
-        return info.open(folder, "test", cache_folder())
-    except DataError:
-        if info.classes is None:  # the user's own folder may have none
-            return None
-        raise
+    if info.classes is None and not any(subfolders(folder / name) for name in TEST_FOLDERS):
+        return None  # the user's own folder may have none
+    return info.open(folder, "test", cache_folder())
 
 
 def cache_folder() -> Path:

@@ -56,33 +56,53 @@ class Resident(Part):
         return self._data.images.device
 
     def _augmented(self, indices: Tensor, numbers: Tensor) -> Batch:
-        targets = self._data.targets[indices]
+        images, targets = self._data.images[indices], self._data.targets[indices]
         if targets.ndim > 1:
             targets = augmented(self._augment, targets, numbers, self._size)
-        return Batch(
-            self._normal(augmented(self._augment, self._data.images[indices], numbers, self._size)), targets.long()
-        )
+        elif images.shape[-2:] != self._size and not self._augment.resizes:
+            images = centred(images, self._size, 1.0)  # as in evaluation; only label maps are cut to size at random
+        return Batch(self._normal(augmented(self._augment, images, numbers, self._size)), targets.long())
 
     def evaluation(self) -> Iterator[Batch]:
-        for indices in self._shared(self._indices):
-            yield Batch(self._plain(indices), self._data.targets[indices].long())
+        for inputs, indices in self.plain(self._indices):
+            yield Batch(inputs, self._data.targets[indices].long())
 
     def sample(self, images: int) -> Iterable[Tensor]:
-        return [self._plain(indices) for indices in self._shared(sampled(self._indices, images), most=256)]
+        return _Sample(self, sampled(self._indices, images))
 
-    def _shared(self, indices: np.ndarray, most: int = 1000) -> Iterator[Tensor]:
+    def plain(self, indices: np.ndarray, most: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of some images as they are, and their indices."""
         own = torch.from_numpy(indices[self._share.rank :: self._share.world]).to(self.device)
-        yield from own.split(evaluation_batch(self._data.images.shape[1:], most)) if len(own) else ()
+        channels, *full = self._data.images.shape[1:]
+        shape = self._size if self._is_resized() else full
+        for some in own.split(evaluation_batch((channels, *shape), most)) if len(own) else ():
+            yield self._plain(some), some
 
     def _plain(self, indices: Tensor) -> Tensor:
-        """As they are; of images that were trained on resized crops, their middle. Whole label maps need whole images."""
+        """As they are; of images that were trained on resized crops, their middle."""
         images = self._data.images[indices]
-        if images.shape[-2:] != self._size and self._data.targets.ndim == 1:
+        if self._is_resized():
             images = centred(images, self._size, CENTRE if self._augment.resized_crop else 1.0)
         return self._normal(images)
 
+    def _is_resized(self) -> bool:
+        """Whether evaluation resizes images. Whole label maps need whole images."""
+        other = self._augment.resized_crop or self._data.images.shape[-2:] != self._size
+        return other and self._data.targets.ndim == 1
+
     def _normal(self, images: Tensor) -> Tensor:
         return torch.addcmul(self._data.offset, images.float(), self._data.scale).contiguous(memory_format=self._format)
+
+
+class _Sample:
+    """Batches that are made whenever they are asked for: thousands of floating-point images may be more than fits."""
+
+    def __init__(self, part: Resident, indices: np.ndarray) -> None:
+        self._part, self._indices = part, indices
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for inputs, _ in self._part.plain(self._indices, most=256):
+            yield inputs
 
 
 class Stored:

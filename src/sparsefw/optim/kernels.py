@@ -143,9 +143,13 @@ def sgd_update(
     theta: Tensors, gradients: Tensors, m: Tensors, lr: float | Tensor, rho: float, dampening: float, weight_decay: float,
     nesterov: bool, first: bool, healthy: Tensor | None,
 ) -> None:  # fmt: skip
-    """theta <- theta - lr d, with d = m, or g + rho m with nesterov; the same operations in the same order as torch's SGD."""
+    """theta <- theta - lr d, with d = m, or g + rho m with nesterov; the same operations in the same order as torch's SGD.
+
+    The gradients are not masked yet: that is done once, with the decay in them.
+    """
     if weight_decay:
-        gradients = masked(list(torch._foreach_add(gradients, theta, alpha=weight_decay)), healthy)
+        gradients = list(torch._foreach_add(gradients, theta, alpha=weight_decay))
+    gradients = masked(gradients, healthy)
     if rho:
         if first or healthy is not None:
             momentum_update(m, gradients, rho, dampening, first, healthy)

@@ -24,7 +24,7 @@ def rest_step(group: dict[str, Any], state_of: Callable[[Tensor], State], health
         theta = [working_weight(p, state) for p, state in zip(params, states, strict=True)]
         fine = None if healthy is None else healthy.to(device)
         gradients = [p.grad.to(weight.dtype) for p, weight in zip(params, theta, strict=True)]  # type: ignore[union-attr]
-        update(group, states, theta, kernels.masked(gradients, fine), first, fine)
+        update(group, states, theta, gradients, first, fine)
         for state in states:
             state["age"] = 1
         write_back(params, states)
@@ -58,4 +58,6 @@ def _adamw(
     count = torch.zeros((), dtype=torch.float32, device=theta[0].device)
     steps = [state_buffer(state, "step", count) for state in states]
     betas, eps, decay = group["adam_betas"], group["adam_eps"], group["weight_decay"]
-    kernels.adamw_update(theta, gradients, mean, square, steps, group["lr"], betas, eps, decay, healthy)
+    kernels.adamw_update(
+        theta, kernels.masked(gradients, healthy), mean, square, steps, group["lr"], betas, eps, decay, healthy
+    )

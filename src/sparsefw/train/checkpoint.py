@@ -19,12 +19,14 @@ from torch import Tensor
 
 from sparsefw.durable import replaced_file
 
-KEPT = 2  # the newest, and the one before in case the newest is damaged
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the state, plain values and tensors in dictionaries, lists and tuples, and forget all but the last two."""
+    """Write the state, plain values and tensors in dictionaries, lists and tuples; keep it and the one before.
+
+    Those of later steps are damaged, or training went back behind them: they are forgotten too.
+    """
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -33,14 +35,16 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()}.safetensors"
     with replaced_file(path) as aside:
         aside.write_bytes(content)
-    for old in _files(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+    before = [old for at, old in _files(folder) if at < step]
+    for _, other in _files(folder):
+        if other not in (path, *before[:1]):
+            other.unlink(missing_ok=True)
     return path
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose content is what was written; damaged ones are left where they are, with a warning."""
-    for path in _files(folder):
+    for _, path in _files(folder):
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
@@ -62,11 +66,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return dict(_decoded(tree, tensors))
 
 
-def _files(folder: Path) -> list[Path]:
-    """Newest first."""
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """Step and file, newest first."""
     names = os.listdir(folder) if folder.is_dir() else []
     found = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted(found, reverse=True)
 
 
 def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -78,7 +82,8 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[_encoded(key, tensors), _encoded(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_encoded(item, tensors) for item in value]}
+        kind = "tuple" if isinstance(value, tuple) else "list"  # also torch.Size and named ones
+        return {kind: [_encoded(item, tensors) for item in value]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"a checkpoint holds plain values and tensors only, not {type(value).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.log import MetricsFile, Tracker, flat_metrics, trackers
+from sparsefw.train.log import MetricsFile, Tracker, flat_metrics, read_metrics, trackers
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, synchronise, train
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
@@ -135,7 +136,7 @@ def _final(training: Training, folder: RunFolder, main: bool) -> dict[str, Any]:
     result |= {
         "steps": t.steps,
         "seconds": seconds,
-        "images_per_second": t.steps * t.config.data.batch_size / max(seconds, 1e-9),
+        "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
         "skipped_images": t.data.train.skipped,
     }
     if main:
@@ -143,6 +144,12 @@ def _final(training: Training, folder: RunFolder, main: bool) -> dict[str, Any]:
         folder.save_model(model, about)
         folder.finish(result)
     return result
+
+
+def _rate(folder: RunFolder, overall: float) -> float:
+    """The median over the epochs: the first one also compiles, and an interrupted one is cut short."""
+    rates = [row["images_per_second"] for row in read_metrics(folder.metrics)]
+    return statistics.median(rates) if rates else overall
 
 
 class Silent(Watcher):
