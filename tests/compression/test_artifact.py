@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compression.networks import ROWS, mlp
-from sparsefw import compress, load, save
+from sparsefw import compress, durable, load, save
 from sparsefw.compression import ArtifactError, artifact, files
 from sparsefw.compression.files import replaced_folder
 
@@ -329,7 +329,7 @@ def test_reading_while_another_process_saves(small_resnet, batches, tmp_path, mo
 
 
 def test_without_atomic_exchange_the_swap_still_works(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(durable, "_CAN_EXCHANGE", False)
     for content in ("one", "two"):
         with replaced_folder(tmp_path / "a", lambda _: True) as aside:
             (aside / "f").write_text(content)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.durable import flush
+from sparsefw import durable
 
 
 class ArtifactError(ValueError):
@@ -36,45 +33,10 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
             f"{folder} exists and is not an artifact, or holds files of your own; choose another folder, or remove it"
         )
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", suffix=".new", dir=folder.parent))
-    except OSError as error:
-        raise ArtifactError(f"cannot write {folder}: {error.strerror}") from error
-    try:
-        yield aside
-        for path in aside.iterdir():
-            flush(path)
-        flush(aside)
-        _swap(aside, folder)
-        flush(folder.parent)
+        with durable.replaced_folder(folder) as aside:
+            yield aside
     except OSError as error:
         raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)  # after the swap, this is what was there before
-
-
-def _swap(new: Path, old: Path) -> None:
-    """Put `new` in the place of `old`, at no moment without either."""
-    new.chmod(0o755)
-    if not old.exists():
-        return os.rename(new, old)
-    if _exchange(new, old):
-        return None
-    backup = new.with_suffix(".old")
-    os.rename(old, backup)
-    os.rename(new, old)
-    shutil.rmtree(backup, ignore_errors=True)
-    return None
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Linux can exchange two names in one step; False where that does not exist."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(call(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparsefw.data.errors import DataError
-from sparsefw.durable import flush
+from sparsefw.durable import replaced_folder
 
 VERSION = 1  # of what is derived from source files; a new one leaves old caches unused
 
@@ -72,22 +70,11 @@ def written_aside(target: Path) -> Iterator[Path]:
     Safe with several processes at once, as long as they would all write the same: the last one stays.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".new", dir=target.parent))
-    except OSError as error:
-        raise DataError(f"cannot write the cache {target}: {error.strerror}") from error
-    try:
-        yield aside
-        for path in (*aside.iterdir(), aside):
-            flush(path)
-        aside.chmod(0o755)
-        _put(aside, target)
-        flush(target.parent)
+        with replaced_folder(target) as aside:
+            yield aside
     except OSError as error:
         raise DataError(f"cannot write the cache {target}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep(target: Path) -> None:
@@ -96,17 +83,3 @@ def _sweep(target: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime < time.time() - 86400:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _put(aside: Path, target: Path) -> None:
-    for _ in range(10):
-        try:
-            return os.rename(aside, target)
-        except OSError:
-            if not target.exists():
-                raise
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            os.rename(target, old)
-        shutil.rmtree(old, ignore_errors=True)
-    raise DataError(f"cannot write the cache {target}: other processes keep replacing it")

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from sparsefw.data.augment import CENTRE, Augment, augmented, centred
-from sparsefw.data.batches import Batch, Part, Share, epoch_numbers, epoch_order, evaluation_batch, sampled
+from sparsefw.data.batches import (
+    Batch,
+    Part,
+    Share,
+    epoch_numbers,
+    epoch_order,
+    evaluation_batch,
+    sample_numbers,
+    sampled,
+)
 from sparsefw.data.decoded import Decoded
 
 
@@ -70,6 +79,15 @@ class Resident(Part):
     def sample(self, images: int) -> Iterable[Tensor]:
         return _Sample(self, sampled(self._indices, images))
 
+    def calibrating(self, indices: np.ndarray) -> Iterator[Tensor]:
+        """This process's share of some images, augmented, the same way every time."""
+        own = slice(self._share.rank, None, self._share.world)
+        some, numbers = torch.from_numpy(indices[own]), sample_numbers(len(indices))[own]
+        together = evaluation_batch((self._data.images.shape[1], *self._size), most=256)
+        for part, u in zip(some.split(together), numbers.split(together), strict=True):
+            if len(part):
+                yield self._augmented(part.to(self.device), u.to(self.device)).inputs
+
     def plain(self, indices: np.ndarray, most: int = 1000) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of some images as they are, and their indices."""
         own = torch.from_numpy(indices[self._share.rank :: self._share.world]).to(self.device)
@@ -101,8 +119,7 @@ class _Sample:
         self._part, self._indices = part, indices
 
     def __iter__(self) -> Iterator[Tensor]:
-        for inputs, _ in self._part.plain(self._indices, most=256):
-            yield inputs
+        yield from self._part.calibrating(self._indices)
 
 
 class Stored:

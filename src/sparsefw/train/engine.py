@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from sparsefw.data.batches import Share
 from sparsefw.models import MODELS
@@ -84,6 +87,55 @@ def join_processes(device: str) -> Share:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if on_gpu else "gloo")
     return Share(distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else Share()
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Share]:
+    """This process's place in the job, which is left in the end: gloo's threads abort a process that ends with them at work."""
+    joined_before = distributed.is_initialized()
+    try:
+        yield join_processes(device)
+    finally:
+        if distributed.is_initialized() and not joined_before:
+            distributed.destroy_process_group()
+
+
+T = TypeVar("T")
+
+
+def on_first(share: Share, action: Callable[[], T]) -> T:
+    """What `action` returns in the first process, in all of them. What it raises there, all raise: nobody waits in vain."""
+    outcome: list[Any] = [None, None]
+    if share.rank == 0:
+        try:
+            outcome[0] = action()
+        except (ValueError, OSError) as error:
+            if share.world == 1:
+                raise
+            outcome[1] = error
+    if share.world > 1:
+        distributed.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def any_process(engine: Engine, *flags: bool) -> list[bool]:
+    """Which of the flags are up in at least one process. All must call this at the same step."""
+    if engine.share.world == 1:
+        return list(flags)
+    raised = torch.tensor(flags, dtype=torch.int32, device=engine.device)
+    distributed.all_reduce(raised, distributed.ReduceOp.MAX)
+    return [bool(flag) for flag in raised.tolist()]
+
+
+def of_all_processes(engine: Engine, tensor: Tensor) -> Tensor:
+    """(processes, ...): the tensor of every process. All must call this at the same step."""
+    if engine.share.world == 1:
+        return tensor[None]
+    found = [torch.empty_like(tensor) for _ in range(engine.share.world)]
+    distributed.all_gather(found, tensor)
+    return torch.stack(found)
 
 
 def _device(wanted: str) -> torch.device:

@@ -15,23 +15,25 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import nn
 
 from sparsefw.compression.files import ArtifactError, read_json, read_tensors
-from sparsefw.durable import replaced_file, write_text
+from sparsefw.durable import is_leftover, replaced_file, sweep, write_text
 from sparsefw.environment import environment
 from sparsefw.models import MODELS, build
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_config, write_config
 from sparsefw.typed import ConfigError
 
+LOCK = ".lock"
 ENGINE = "engine"  # the one section that may change between a start and a resume: it changes no mathematics
 
 
@@ -62,29 +64,45 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No two processes train into one folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{self.path} is being trained into by another process; wait for it, or choose another --run"
-                ) from None
+        while (file := self._lock()) is None:
+            pass
+        with file:
             try:
                 yield
             finally:
-                if os.listdir(self.path) == [".lock"]:  # nothing was begun: leave no trace
-                    (self.path / ".lock").unlink()
-                    self.path.rmdir()
+                with suppress(OSError):  # the folder is gone, or another process has begun
+                    if os.listdir(self.path) == [LOCK]:  # nothing was begun: leave no trace
+                        (self.path / LOCK).unlink()
+                        self.path.rmdir()
+
+    def _lock(self) -> TextIO | None:
+        """The lock file, held; None where another process that left no trace removed it meanwhile: then once more."""
+        if self.path.is_file():
+            raise ConfigError(f"{self.path} is a file; choose another --run")
+        with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context((self.path / LOCK).open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.path} is being trained into by another process; wait for it, or choose another --run"
+                ) from None
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path / LOCK)):
+                opened.pop_all()
+                return file
+        return None
 
     def check(self, config: RunConfig) -> None:
         """The folder is empty, or holds this very run."""
         if (self.path / "config.yaml").exists():
             self._same(config)
-        elif any(name for name in os.listdir(self.path) if name != ".lock"):
+        elif any(name != LOCK and not is_leftover(name) for name in os.listdir(self.path)):
             raise ConfigError(f"{self.path} holds files, but no run; choose another --run")
 
     def begin(self, config: RunConfig) -> None:
+        for folder in (self.path, self.checkpoints):
+            sweep(folder)
         write_text(self.path / "config.yaml", write_config(config))
         write_json(self.path / "environment.json", {**environment(), "code": code_version()})
 
@@ -127,10 +145,12 @@ class RunFolder:
         return model.eval(), about
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Training is over: its checkpoints are no longer needed."""
         write_json(self.path / "result.json", result)
-        for file in self.checkpoints.glob("*.safetensors"):
-            file.unlink(missing_ok=True)
+        self.forget_checkpoints()
+
+    def forget_checkpoints(self) -> None:
+        """Training is over: they are no longer needed."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsefw.durable import write_text
 from sparsefw.train.config import RunConfig
@@ -44,7 +46,26 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Tracker(ABC):
-    """A service that draws curves. Gets flat names such as train/loss."""
+    """A service that draws curves. Gets flat names such as train/loss. After a kill it goes on with the curves it has."""
+
+    name: ClassVar[str]
+    module: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, config: RunConfig, folder: Path, step: int) -> None: ...
+
+    @classmethod
+    def package(cls) -> Any:
+        return cls._imported(cls.module)
+
+    @classmethod
+    def _imported(cls, module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"track={cls.name} needs the package {error.name}: pip install 'sparsefw[{cls.name}]'"
+            ) from None
 
     @abstractmethod
     def write(self, values: Mapping[str, float], step: int) -> None: ...
@@ -54,9 +75,11 @@ class Tracker(ABC):
 
 
 class TensorBoard(Tracker):
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        module = _package("tensorboard", "torch.utils.tensorboard")
-        self._writer = module.SummaryWriter(str(folder / "tensorboard"))
+    name, module = "tensorboard", "torch.utils.tensorboard"
+
+    def __init__(self, config: RunConfig, folder: Path, step: int) -> None:
+        # What was written after the checkpoint is written again: readers drop the first.
+        self._writer = self.package().SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -70,10 +93,12 @@ class TensorBoard(Tracker):
 class WandB(Tracker):
     """Offline too: set WANDB_MODE=offline. The run goes on under its own id after a resume."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        wandb = _package("wandb", "wandb")
-        identity = folder.resolve().name.replace("/", "-")[:60]
-        self._run = wandb.init(
+    name, module = "wandb", "wandb"
+
+    def __init__(self, config: RunConfig, folder: Path, step: int) -> None:
+        whole = folder.resolve()  # folders of one name may lie in several places
+        identity = f"{re.sub(r'[^A-Za-z0-9_-]', '-', whole.name)[:50]}-{hashlib.sha256(bytes(whole)).hexdigest()[:8]}"
+        self._run = self.package().init(
             project="sparsefw", name=config.name, id=identity, dir=str(folder), config=config.plain(), resume="allow"
         )
 
@@ -85,15 +110,27 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """Into the folder `mlflow` of the run, or to the server that MLFLOW_TRACKING_URI names."""
+    """Into mlflow.db in the run folder, or to the server that MLFLOW_TRACKING_URI names."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        client = _package("mlflow", "mlflow.tracking").MlflowClient
-        default = f"sqlite:///{folder / 'mlflow.db'}"
-        self._client = client(os.environ.get("MLFLOW_TRACKING_URI") or default)
+    name, module = "mlflow", "mlflow.tracking"
+
+    @classmethod
+    def package(cls) -> Any:
+        if not os.environ.get("MLFLOW_TRACKING_URI"):  # mlflow itself asks for what it writes files with too late
+            for needed in ("sqlalchemy", "alembic"):
+                cls._imported(needed)
+        return super().package()
+
+    def __init__(self, config: RunConfig, folder: Path, step: int) -> None:
+        default, whole = f"sqlite:///{folder / 'mlflow.db'}", str(folder.resolve())
+        self._client = self.package().MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or default)
         found = self._client.get_experiment_by_name("sparsefw")
         experiment = found.experiment_id if found else self._client.create_experiment("sparsefw")
-        self._run = self._client.create_run(experiment, run_name=config.name).info.run_id
+        for run in self._client.search_runs([experiment]) if step else ():
+            if run.data.tags.get("folder") == whole:
+                self._run = run.info.run_id
+                return
+        self._run = self._client.create_run(experiment, run_name=config.name, tags={"folder": whole}).info.run_id
         for name, value in _flat(config.plain()).items():
             self._client.log_param(self._run, name, value)
 
@@ -105,11 +142,18 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, WandB, MLflow)}
 
 
-def trackers(config: RunConfig, folder: Path) -> list[Tracker]:
-    return [TRACKERS[name](config, folder) for name in config.track]  # type: ignore[call-arg]
+def check_trackers(config: RunConfig) -> None:
+    """ConfigError where a package is missing; asked before anything is written."""
+    for name in config.track:
+        TRACKERS[name].package()
+
+
+def trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
+    """For a training that is at `step`."""
+    return [TRACKERS[name](config, folder, step) for name in config.track]
 
 
 def flat_metrics(row: Mapping[str, Any]) -> dict[str, float]:
@@ -121,10 +165,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
-
-
-def _package(name: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"track={name} needs the package {error.name}: pip install 'sparsefw[{name}]'") from None

@@ -27,7 +27,7 @@ from sparsefw.optim import SFW
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
-from sparsefw.train.engine import Engine
+from sparsefw.train.engine import Engine, of_all_processes
 from sparsefw.train.tasks import Task
 
 CALIBRATION = 2048  # training images on which BatchNorm statistics are recomputed before an evaluation
@@ -68,12 +68,13 @@ class Training:
         return self.step // self.steps_per_epoch
 
     def state(self) -> dict[str, Any]:
+        """For a checkpoint. Weights and momenta are the same in all processes, the metrics of the epoch so far are not."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": plain_rates(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),
             "average": None if self.average is None else self.average.tensors,
-            "sums": self.sums,
+            "sums": of_all_processes(self.engine, self.sums),
             "step": self.step,
             "seconds": self.clock.seconds(),
         }
@@ -81,10 +82,15 @@ class Training:
     def load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty where the precision was one that needs none
+            self.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load(state["average"])
-        self.sums.copy_(state["sums"])
+        sums, share = state["sums"], self.engine.share
+        if len(sums) == share.world:
+            self.sums.copy_(sums[share.rank])
+        elif share.rank == 0:  # the number of processes has changed: only the total matters
+            self.sums.copy_(sums.sum(0))
         self.step, self.clock = state["step"], Clock(state["seconds"])
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
+from sparsefw.data.batches import Share
 from sparsefw.data.opening import Data, open_data
 from sparsefw.methods import OptimizerSettings
 from sparsefw.models import MODELS, build, load_weights
@@ -20,14 +22,15 @@ from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
-from sparsefw.train.engine import Engine, engine_for, join_processes
+from sparsefw.train.engine import Engine, any_process, engine_for, join_processes, on_first, processes
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.log import MetricsFile, Tracker, flat_metrics, read_metrics, trackers
+from sparsefw.train.log import MetricsFile, Tracker, check_trackers, flat_metrics, read_metrics, trackers
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, synchronise, train
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
 from sparsefw.typed import ConfigError
 
+AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
 
 
@@ -37,23 +40,32 @@ class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
 
 def fit(config: RunConfig, path: Path, data_folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
     """Train as `config` says into the folder `path`, or go on with what lies there. Returns the final metrics."""
-    folder = RunFolder(path)
-    main = join_processes(config.engine.device).rank == 0
-    with folder.locked() if main else nullcontext():
-        if main:
-            folder.check(config)
-        if distributed.is_initialized():
-            distributed.barrier()
-        if (finished := folder.result) is not None:
+    with processes(config.engine.device) as share:
+        return _fit(config, RunFolder(path), data_folder, share, quiet)
+
+
+def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: Share, quiet: bool) -> dict[str, Any]:
+    with ExitStack() as claimed:
+        finished = on_first(share, lambda: _claim(folder, config, claimed))
+        if finished is not None:
             return finished
-        with Display(config.name, quiet or not main) as display:
+        check_trackers(config)
+        with Display(config.name, quiet or share.rank > 0) as display:
             training = prepare(config, data_folder, display)
-            if main:
-                folder.begin(config)
+            on_first(share, lambda: folder.begin(config))
             _resume(training, folder, display)
-            with Recorder(folder, training, display) if main else nullcontext(Silent()) as watcher:
+            with Recorder(folder, training, display) as watcher:
                 train(training, watcher)
-            return _final(training, folder, main)
+            return _final(training, folder)
+
+
+def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> dict[str, Any] | None:
+    """Lock the folder, and see that it is empty or holds this very run; the result of one that is over."""
+    claimed.enter_context(folder.locked())
+    folder.check(config)
+    if folder.result is not None:
+        folder.forget_checkpoints()  # a kill may have come before that
+    return folder.result
 
 
 def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Training:
@@ -118,15 +130,13 @@ def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
 
 def _resume(training: Training, folder: RunFolder, display: Display) -> None:
     """From the newest whole checkpoint, the same for all processes."""
-    chosen: list[Any] = [newest_checkpoint(folder.checkpoints)] if training.engine.share.rank == 0 else [None]
-    if distributed.is_initialized():
-        distributed.broadcast_object_list(chosen, src=0)
-    if chosen[0] is not None:
-        training.load(load_checkpoint(chosen[0]))
+    chosen = on_first(training.engine.share, lambda: newest_checkpoint(folder.checkpoints))
+    if chosen is not None:
+        training.load(load_checkpoint(chosen))
         display.note(f"going on from step {training.step:,} of {training.steps:,}")
 
 
-def _final(training: Training, folder: RunFolder, main: bool) -> dict[str, Any]:
+def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
     t = training
     model = evaluated_model(t, FINAL_CALIBRATION)
     result: dict[str, Any] = {"metric": t.task.metric}
@@ -139,7 +149,7 @@ def _final(training: Training, folder: RunFolder, main: bool) -> dict[str, Any]:
         "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
         "skipped_images": t.data.train.skipped,
     }
-    if main:
+    if t.engine.share.rank == 0:
         about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
         folder.save_model(model, about)
         folder.finish(result)
@@ -152,29 +162,22 @@ def _rate(folder: RunFolder, overall: float) -> float:
     return statistics.median(rates) if rates else overall
 
 
-class Silent(Watcher):
-    """Processes other than the first compute and say nothing."""
-
-    def stepped(self, training: Training, lr: float) -> None:
-        return None
-
-    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None:
-        return None
-
-
 class Recorder(Watcher):
-    """Metrics, display, checkpoints."""
+    """Metrics, display, checkpoints. Every process has one, since all must stop together; the first one writes."""
 
     def __init__(self, folder: RunFolder, training: Training, display: Display) -> None:
         self._folder, self._display = folder, display
-        self._file = MetricsFile(folder.metrics, training.step)
-        self._trackers: list[Tracker] = trackers(training.config, folder.path)
+        self._first = training.engine.share.rank == 0
+        self._file = MetricsFile(folder.metrics, training.step) if self._first else None
+        self._trackers: list[Tracker] = trackers(training.config, folder.path, training.step) if self._first else []
         self._saved = time.monotonic()
         self._mark = (training.step, training.clock.seconds())
         self._asked: str | None = None  # the signal that asked to stop
 
     def __enter__(self) -> Recorder:
-        self._before = {which: signal.signal(which, self._ask) for which in (signal.SIGINT, signal.SIGTERM)}
+        # Python hears signals in its main thread only.
+        heard = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        self._before = {which: signal.signal(which, self._ask) for which in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,20 +207,27 @@ class Recorder(Watcher):
             **figures,
         }
         self._mark = (t.step, now)
-        self._file.write(row)
+        if self._file is not None:
+            self._file.write(row)
         for tracker in self._trackers:
             tracker.write(flat_metrics(row), t.step)
         self._display.epoch_ended(t, row)
         self._checkpoint_if_due(t)
 
     def _checkpoint_if_due(self, t: Training) -> None:
-        due = time.monotonic() - self._saved >= t.config.engine.checkpoint_seconds
-        if (due or self._asked) and t.step < t.steps:
+        """Where there are several processes, all come here at the same steps and hear of what any of them wants."""
+        if t.engine.share.world > 1 and t.step % AGREED_EVERY and t.step % t.steps_per_epoch:
+            return
+        due = self._first and time.monotonic() - self._saved >= t.config.engine.checkpoint_seconds
+        asked, due = any_process(t.engine, self._asked is not None, due)
+        if asked or (due and t.step < t.steps):
             synchronise(t.engine.device)
             with t.clock.paused():
-                save_checkpoint(self._folder.checkpoints, t.step, t.state())
+                state = t.state()
+                if self._first:
+                    save_checkpoint(self._folder.checkpoints, t.step, state)
             self._saved = time.monotonic()
-        if self._asked:
+        if asked:
             raise Interrupted(
-                f"{self._asked}: stopped at step {t.step:,} of {t.steps:,}; the same command goes on from there"
+                f"{self._asked or 'asked'}: stopped at step {t.step:,} of {t.steps:,}; the same command goes on from there"
             )
