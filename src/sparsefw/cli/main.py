@@ -32,7 +32,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder t
 @app.command()
 @verb
 def demo(
-    run: Annotated[Path, typer.Option(help="Where everything is written.")] = Path("runs/demo"),
+    run: Annotated[Path | None, typer.Option(help="Where everything is written; default: runs/demo.")] = None,
     seed: Annotated[int, typer.Option(help="Another start, other batches.")] = 0,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -45,7 +45,8 @@ def demo(
     """
     from sparsefw.cli.demo import run_demo
 
-    found = run_demo(run, seed, quiet)
+    folder = Path("runs", "demo" if seed == 0 else f"demo-seed{seed}") if run is None else run
+    found = run_demo(folder, seed, quiet)
     result(found.record, json, found.text)
 
 

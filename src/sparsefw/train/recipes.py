@@ -25,8 +25,14 @@ def recipe_names() -> dict[str, str]:
     for file in sorted(SHIPPED.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".yaml"):
             for name, values in _variants(_read(file.read_text(), file.name), file.name.removesuffix(".yaml")).items():
-                found[name] = str(values.get("about", ""))
+                found[name] = f"{values.get('about', '')}; {_in_words(values['method'])}"
     return found
+
+
+def _in_words(method: dict[str, Any]) -> str:
+    """ "sparsefw filters k=0.2 w=20" """
+    settings = [f"{key}={value}" for key, value in method.items() if key not in ("name", "kind")]
+    return " ".join([method["name"], *([method["kind"]] if "kind" in method else []), *settings])
 
 
 def load_recipe(name: str, changes: Sequence[str] = (), **fields: Any) -> RunConfig:

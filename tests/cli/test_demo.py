@@ -1,0 +1,67 @@
+"""sparsefw demo, as a newcomer meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sparsefw import load
+from sparsefw.cli.demo import DROP
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids="seed{}".format)
+def demo(request, tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "sparsefw", "demo", "--seed", str(request.param)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / ("demo" if request.param == 0 else "demo-seed1"), done.stdout
+
+
+def points(folder: Path, variant: str, kind: str) -> dict[float, dict[str, float]]:
+    curve = json.loads((folder / variant / "curves" / f"{kind}-removed.json").read_text())
+    return {point["ratio"]: point for point in curve["points"]}
+
+
+def test_the_gap_is_plain_to_see(demo):
+    folder, _ = demo
+    filters, sgd = points(folder, "filters", "filters"), points(folder, "sgd", "filters")
+    assert filters[0.7]["plain"] >= 90 > 70 > sgd[0.7]["plain"]
+    rank, sgd = points(folder, "rank", "rank"), points(folder, "sgd", "rank")
+    assert rank[0.9]["plain"] >= sgd[0.9]["plain"] + 15
+    assert list(rank) == list(filters) == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+
+def test_pictures_and_page(demo):
+    folder, _ = demo
+    for kind in ("filters", "rank"):
+        assert (folder / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "index.html").read_text()
+    HTMLParser().feed(page)
+    assert page.count("<svg") >= 4
+    assert "src=" not in page  # nothing is fetched
+
+
+def test_the_small_model_is_within_two_points_on_the_images_it_was_chosen_by(demo):
+    folder, text = demo
+    small = load(folder / "small")
+    dense, now = small.plan.request["metric"]
+    assert now >= dense - DROP
+    costs = small.certificate["costs"]
+    assert costs["compressed"]["parameters"] < 0.2 * costs["dense"]["parameters"]
+    assert (folder / "small" / "model.onnx").exists()
+    assert "onnxruntime ms" in text
+
+
+def test_it_says_what_was_shown_and_what_to_type_next(demo):
+    folder, text = demo
+    assert "What you just saw" in text
+    assert f"sparsefw compress runs/{folder.name}/filters --filters 0.8" in text
+    assert str(Path("runs") / folder.name / "index.html") in text

@@ -1,0 +1,208 @@
+"""The command line as its users type it: one small run, trained, drawn, compressed, reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sparsefw import load
+from sparsefw.cli import app
+from sparsefw.data import DATASETS
+from sparsefw.methods import METHODS
+from sparsefw.models import MODELS
+from sparsefw.train import recipe_names
+
+TINY = ["--set", "train.epochs=3", "--set", "model.arguments.width=8"]
+VERBS = [["demo"], ["train"], ["curve"], ["compress"], ["report"], ["list"], ["bench", "train"], ["bench", "data"]]
+
+
+def sparsefw(*arguments: str | Path, code: int = 0) -> str:
+    """What a command prints to standard output."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line that bad input ends in."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "filters"
+    sparsefw("train", "digits-resnet-filters", "--run", folder, *TINY, "--quiet")
+    return folder
+
+
+def test_train_fills_a_run_folder(run):
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "model.safetensors", "result.json", "environment.json"} <= names
+    assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert len(environment["code"]["sha256"]) == 64
+
+
+def test_train_again_is_finished_at_once(run):
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    answer = json.loads(sparsefw("train", "digits-resnet-filters", "--run", run, *TINY, "--json"))
+    assert answer["test"] == json.loads((run / "result.json").read_text())["test"]
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_default_run_folder_names_recipe_and_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = sparsefw("train", "digits-resnet-sgd", "--seed", 3, *TINY, "--set", "train.epochs=1", "--quiet")
+    assert (tmp_path / "runs" / "digits-resnet-sgd-seed3" / "result.json").exists()
+    assert "sparsefw curve runs/digits-resnet-sgd-seed3" in said
+
+
+def test_show_prints_the_whole_configuration_and_trains_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = sparsefw("train", "cifar10-resnet18-rank", "--show", "--set", "method.k=0.3")
+    assert "k: 0.3" in text
+    assert "checkpoint_seconds: 60.0" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_show_prints_is_a_recipe(tmp_path):
+    (tmp_path / "own.yaml").write_text(sparsefw("train", "digits-resnet-filters", *TINY, "--show"))
+    own = json.loads(sparsefw("train", tmp_path / "own.yaml", "--show", "--json"))
+    assert own == json.loads(sparsefw("train", "digits-resnet-filters", *TINY, "--show", "--json"))
+
+
+@pytest.mark.parametrize("form", ["masked", "removed"])
+def test_curve_prints_writes_and_draws(run, form):
+    answer = json.loads(sparsefw("curve", run, "--at", "0.5,0.8", "--form", form, "--json", "--quiet"))
+    assert [point["ratio"] for point in answer["points"]] == [0.5, 0.8]
+    written = json.loads((run / "curves" / f"filters-{form}.json").read_text())
+    assert written["points"] == answer["points"]
+    assert (run / "curves" / f"filters-{form}.png").read_bytes().startswith(b"\x89PNG")
+    assert answer["dense"] == pytest.approx(json.loads((run / "result.json").read_text())["test"]["accuracy"], abs=3)
+
+
+def test_curves_on_validation_images_are_kept_apart(run):
+    sparsefw("curve", run, "--at", "0.3", "--split", "validation", "--quiet")
+    assert json.loads((run / "curves-validation" / "filters-removed.json").read_text())["split"] == "validation"
+
+
+def test_compress_saves_what_loads_again(run, tmp_path):
+    answer = json.loads(
+        sparsefw("compress", run, "--filters", 0.5, "-o", tmp_path / "s", "--onnx", "--json", "--quiet")
+    )
+    small = load(tmp_path / "s")
+    assert sum(p.numel() for p in small.model.parameters()) == answer["costs"]["compressed"]["parameters"]
+    assert (tmp_path / "s" / "model.onnx").exists()
+    assert small.certificate["metrics"]["compressed"] == answer["test"]["compressed"]["accuracy"]
+    assert answer["milliseconds"]["onnxruntime"][1] > 0
+
+
+def test_a_drop_is_measured_on_validation_images(run, tmp_path):
+    answer = json.loads(sparsefw("compress", run, "--target", "drop=5", "-o", tmp_path / "s", "--json", "--quiet"))
+    dense, small = answer["request"]["metric"]
+    assert dense - small <= 5
+    # 140 validation images: every accuracy is a multiple of 100 / 140.
+    assert small * 1.4 == pytest.approx(round(small * 1.4), abs=1e-6)
+
+
+def test_weights_and_rank_by_words(run, tmp_path):
+    for arguments in (
+        ("--weights", "0.9"),
+        ("--weights", "2:4"),
+        ("--rank", "0.5"),
+        ("--target", "params=0.5", "--by", "rank"),
+    ):
+        sparsefw("compress", run, *arguments, "-o", tmp_path / "s", "--quiet")
+        assert (tmp_path / "s" / "plan.json").exists()
+
+
+def test_report_writes_a_page(run, tmp_path):
+    sparsefw("curve", run, "--at", "0.5,0.7", "--quiet")
+    said = sparsefw("report", run.parent, "-o", tmp_path / "r.html")
+    assert "SparseFW" in said
+    assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+def test_bench_compares_every_variant_with_sgd():
+    answer = json.loads(
+        sparsefw("bench", "train", "digits-resnet", "--seconds", 0.1, "--set", "model.arguments.width=4", "--json")
+    )
+    assert list(answer["rows"]) == [f"digits-resnet-{kind}" for kind in ("sgd", "filters", "rank", "weights")]
+    assert answer["rows"]["digits-resnet-sgd"]["share"] == 1
+    assert all(row["images_per_second"] > 0 for row in answer["rows"].values())
+    assert json.loads(sparsefw("bench", "data", "--seconds", 0.1, "--json"))["images_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("models", [*MODELS, "timm:NAME"]),
+        ("datasets", list(DATASETS)),
+        ("methods", list(METHODS)),
+        ("regions", ["GroupKSupportBall", "KSupportBall", "NuclearBall", "SpectralKSupportBall", "LpBall"]),
+        ("recipes", list(recipe_names())),
+    ],
+)
+def test_list_reads_the_registries(what, names):
+    listed = json.loads(sparsefw("list", what, "--json"))
+    assert set(names) <= set(listed)
+    assert all(listed.values())
+    assert all(name in sparsefw("list", what) for name in names)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_has_an_example(verb):
+    text = sparsefw(*verb, "--help")
+    assert f"sparsefw {' '.join(verb)}" in text.split("Options")[0].split("Usage", 1)[1].split("\n", 1)[1]
+    assert "--json" in text
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, sparsefw.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_shell_completion():
+    environment = {**os.environ, "_SPARSEFW_COMPLETE": "complete_bash", "COMP_WORDS": "sparsefw co", "COMP_CWORD": "1"}
+    command = [str(Path(sys.executable).with_name("sparsefw"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert re.findall(r"\w+", done.stdout) == ["compress"]
+
+
+def test_bad_input_ends_in_one_line(run, tmp_path):
+    for arguments, words in [
+        (["train", "digits-resnet-filter"], "did you mean 'digits-resnet-filters'"),
+        (["train", "digits-resnet-sgd", "--set", "train.epoch=3"], "did you mean 'epochs'"),
+        (["train", "digits-resnet-sgd", "--set", "train.epochs"], "KEY=VALUE"),
+        (["train", "digits-resnet-sgd", "--set", "train.epochs=0"], "train.epochs=0"),
+        (["train", tmp_path / "none.yaml"], "no such file"),
+        (["train", "cifar10-resnet18-sgd", "--data", tmp_path, "--run", tmp_path / "r"], "cifar-10-python.tar.gz"),
+        (["train", "digits-resnet-sgd", "--run", run, *TINY], "holds a run with method"),
+        (["curve", tmp_path], "is not a run folder"),
+        (["curve", run, "--at", "0.5;0.7"], "such as 0.5,0.7,0.9"),
+        (["curve", run, "--at", "1.5"], "must be in [0, 1)"),
+        (["curve", run, "--kind", "colours"], "kind='colours'"),
+        (["curve", run, "--split", "train"], "there are test, validation"),
+        (["curve", run, "--device", "cuda:99"], "cuda:99"),
+        (["compress", run], "how much?"),
+        (["compress", run, "--filters", "1.5"], "must be in [0, 1)"),
+        (["compress", run, "--filters", "0.5", "-o", run], "holds files of your own"),
+        (["report", tmp_path], "run"),
+        (["list", "colours"], "there are models"),
+        (["bench", "train", "colours"], "such as digits-resnet"),
+    ]:
+        assert words in refused(*arguments), arguments
+    assert not (tmp_path / "r").exists()
