@@ -3,18 +3,28 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# What users need; READY has what developers need.
+USABLE := .venv/.usable
 
-.PHONY: help demo test test-all lint types fast slow bench format clean
+.PHONY: help demo quickstart test test-all lint types fast slow bench format clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## train a small network once and see its filters split into large and small
+$(USABLE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
+	@touch $(USABLE)
+
+demo: $(USABLE)  ## train a small network once by SGD and by SparseFW, shrink both, draw the picture
+	$(BIN)/sparsefw demo
+
+quickstart: $(USABLE)  ## the same idea in 40 lines of Python
 	$(BIN)/python examples/quickstart.py
 
 test: lint types fast  ## lint, types, the fast tests (under 10 minutes on 2 cores)

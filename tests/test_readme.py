@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+
+from sparsefw import constrain
+from sparsefw.models import build
+from sparsefw.train import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -70,6 +75,29 @@ def test_quickstart_prints_what_the_readme_shows(tmp_path):
         assert all(row["refit"] > 85 for row in sfw[:4])
     assert "loaded again" in done.stdout
     assert len(example.read_text().splitlines()) < 60
+
+
+@pytest.mark.slow
+def test_console_commands_run(tmp_path):
+    """In order, word for word."""
+    commands = re.findall(r"^\$ (.*?)(?: +#.*)?$", README, flags=re.MULTILINE)
+    assert len(commands) >= 4
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "small" / "model.onnx").exists()
+
+
+def test_the_recipe_of_the_documentation_is_one(tmp_path):
+    text = (ROOT / "docs" / "train.md").read_text()
+    (tmp_path / "own.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, flags=re.DOTALL).group(1))
+    config = load_recipe(str(tmp_path / "own.yaml"))
+    assert config.name == "own"
+    with torch.device("meta"):
+        model = build(config.model.name)
+    assert constrain(model, config.method.kind, k=config.method.k, w=1.0, report=None)
 
 
 def test_make_targets_of_the_readme_exist():

@@ -23,6 +23,7 @@ class Display:
         self._last = 0.0
         self._mark = (0, 0.0)  # step and seconds at the last refresh
         self._rate = 0.0
+        self._validated = ""
 
     def __enter__(self) -> Display:
         if self._live:
@@ -62,12 +63,14 @@ class Display:
         figures = t.task.metrics(t.sums.cpu())
         text = f"{self._rate:,.0f} images/s  loss {figures['loss']:.3f}  {t.task.metric} {figures[t.task.metric]:.1f}"
         eta = effective_step(t)
-        return f"{text}  lr {lr:.4f}" + (f"  step size {eta:.1e}" if eta is not None else "")
+        return f"{text}{self._validated}  lr {lr:.4f}" + (f"  step size {eta:.1e}" if eta is not None else "")
 
     def epoch_ended(self, t: Training, row: dict[str, Any]) -> None:
+        metric = t.task.metric
+        if "validation" in row:
+            self._validated = f"  validation {row['validation'][metric]:.1f}"
         if self._bar is not None:
             self._bar.update(self._row, total=t.steps, completed=t.step)
-        metric = t.task.metric
         text = f"{self._title}  epoch {row['epoch']:>3}/{t.config.train.epochs}  {row['images_per_second']:>8,.0f} images/s"
         text += f"  loss {row['train']['loss']:.4f}  {metric} {row['train'][metric]:6.2f}"
         if "validation" in row:

@@ -1,0 +1,101 @@
+"""Training on a GPU: captured steps, half precision, no waiting for the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsefw.train import RunFolder, fit, load_recipe
+from sparsefw.train.display import Display
+from sparsefw.train.run import prepare
+from sparsefw.train.step import EAGER_STEPS, CapturedStep
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+KINDS = ("sgd", "filters", "rank", "weights")
+
+
+def config(kind: str, *changes: str):
+    return load_recipe(f"digits-resnet-{kind}", ["model.arguments.width=16", "train.epochs=3", *changes])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_training_ends_where_an_ordinary_one_does(kind, tmp_path):
+    same = ("engine.precision=fp32", "engine.channels_last=false")
+    models = []
+    for graph in ("true", "false"):
+        fit(config(kind, *same, f"engine.cuda_graph={graph}"), tmp_path / graph, quiet=True)
+        models.append(RunFolder(tmp_path / graph).load_model()[0])
+    first, second = ([p.flatten() for p in model.parameters()] for model in models)
+    difference = torch.linalg.vector_norm(torch.cat(first) - torch.cat(second))
+    assert difference <= 0.05 * torch.linalg.vector_norm(torch.cat(second))  # other orders of summation, 57 steps long
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_do_not_wait_for_the_device(kind):
+    training = prepare(config(kind), None, Display("", quiet=True))
+    assert isinstance(training.advance, CapturedStep)
+    training.model.train()
+    batches = training.data.train.training(0, 0, 64)
+    for _ in range(EAGER_STEPS + 2):
+        training.rates.scale(0.5)
+        training.sums += training.advance(next(batches))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch, factor in zip(batches, (0.5, 0.4, 0.3), strict=False):
+            training.rates.scale(factor)
+            training.sums += training.advance(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["sgd", "filters"])
+def test_learns_in_every_precision(kind, precision, tmp_path):
+    result = fit(config(kind, f"engine.precision={precision}", "train.epochs=12"), tmp_path / "run", quiet=True)
+    assert result["test"]["accuracy"] > 85
+
+
+def test_the_learning_rate_of_a_captured_step_follows_the_schedule():
+    """With a rate of 0 nothing moves."""
+    training = prepare(config("sgd"), None, Display("", quiet=True))
+    training.model.train()
+    batches = training.data.train.training(0, 0, 64)
+    for _ in range(EAGER_STEPS + 2):
+        training.rates.scale(1.0)
+        training.advance(next(batches))
+    before = [p.clone() for p in training.model.parameters()]
+    training.rates.scale(0.0)
+    training.advance(next(batches))
+    assert all(torch.equal(p, q) for p, q in zip(training.model.parameters(), before, strict=True))
+    training.rates.scale(1.0)
+    training.advance(next(batches))
+    assert not any(torch.equal(p, q) for p, q in zip(training.model.parameters(), before, strict=True))
+
+
+def test_images_live_on_the_device_as_bytes():
+    training = prepare(config("sgd"), None, Display("", quiet=True))
+    stored = training.data.train._data.images
+    assert (stored.dtype, stored.device.type) == (torch.uint8, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank"])
+def test_goes_on_after_a_stop(kind, tmp_path, monkeypatch):
+    """A run in two halves, whose second begins with a fresh capture, learns like a whole one."""
+    from sparsefw.train import run as module
+
+    changes = ("train.epochs=12", "engine.checkpoint_seconds=0")
+    whole = fit(config(kind, *changes), tmp_path / "whole", quiet=True)
+    stepped = module.Recorder.stepped
+
+    def stopping(self, training, lr):
+        self._asked = "SIGTERM" if training.step == 100 else self._asked
+        stepped(self, training, lr)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Recorder, "stepped", stopping)
+        with pytest.raises(module.Interrupted):
+            fit(config(kind, *changes), tmp_path / "half", quiet=True)
+    result = fit(config(kind, *changes), tmp_path / "half", quiet=True)
+    assert result["steps"] == whole["steps"]
+    assert result["test"]["accuracy"] == pytest.approx(whole["test"]["accuracy"], abs=6)
