@@ -56,7 +56,7 @@ def main() -> None:
     for seed in args.seeds:
         for variant in args.variants:
             run = f"runs/{args.recipe}-{variant}-seed{seed}"
-            train = ["train", f"{args.recipe}-{variant}", "--data", args.data, "--run", run, "--seed", str(seed)]
+            train = ["train", f"{args.recipe}-{variant}", "--data", args.data, "--out", run, "--seed", str(seed)]
             found.append(sparsefw(*train, *changes, "--quiet"))
             answer = found[-1]["answer"]
             print(f"          {answer['test']}, {answer['images_per_second']:,.0f} images/s", flush=True)

@@ -42,7 +42,7 @@ def refused(*arguments: str | Path) -> str:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "filters"
-    sparsefw("train", "digits-resnet-filters", "--run", folder, *TINY, "--quiet")
+    sparsefw("train", "digits-resnet-filters", "--out", folder, *TINY, "--quiet")
     return folder
 
 
@@ -57,7 +57,7 @@ def test_train_fills_a_run_folder(run):
 
 def test_train_again_is_finished_at_once(run):
     before = (run / "model.safetensors").stat().st_mtime_ns
-    answer = json.loads(sparsefw("train", "digits-resnet-filters", "--run", run, *TINY, "--json"))
+    answer = json.loads(sparsefw("train", "digits-resnet-filters", "--out", run, *TINY, "--json"))
     assert answer["test"] == json.loads((run / "result.json").read_text())["test"]
     assert (run / "model.safetensors").stat().st_mtime_ns == before
 
@@ -189,8 +189,8 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["train", "digits-resnet-sgd", "--set", "train.epochs"], "KEY=VALUE"),
         (["train", "digits-resnet-sgd", "--set", "train.epochs=0"], "train.epochs=0"),
         (["train", tmp_path / "none.yaml"], "no such file"),
-        (["train", "cifar10-resnet18-sgd", "--data", tmp_path, "--run", tmp_path / "r"], "cifar-10-python.tar.gz"),
-        (["train", "digits-resnet-sgd", "--run", run, *TINY], "holds a run with method"),
+        (["train", "cifar10-resnet18-sgd", "--data", tmp_path, "--out", tmp_path / "r"], "cifar-10-python.tar.gz"),
+        (["train", "digits-resnet-sgd", "--out", run, *TINY], "holds a run with method"),
         (["curve", tmp_path], "is not a run folder"),
         (["curve", run, "--at", "0.5;0.7"], "such as 0.5,0.7,0.9"),
         (["curve", run, "--at", "1.5"], "must be in [0, 1)"),

@@ -32,7 +32,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder t
 @app.command()
 @verb
 def demo(
-    run: Annotated[Path | None, typer.Option(help="Where everything is written; default: runs/demo.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; default: runs/demo.")] = None,
     seed: Annotated[int, typer.Option(help="Another start, other batches.")] = 0,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -45,7 +45,7 @@ def demo(
     """
     from sparsefw.cli.demo import run_demo
 
-    folder = Path("runs", "demo" if seed == 0 else f"demo-seed{seed}") if run is None else run
+    folder = Path("runs", "demo" if seed == 0 else f"demo-seed{seed}") if out is None else out
     found = run_demo(folder, seed, quiet)
     result(found.record, json, found.text)
 
@@ -54,7 +54,7 @@ def demo(
 @verb
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe of `sparsefw list recipes`, or a .yaml file.")],
-    run: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE, with the seed.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: runs/RECIPE-seedN.")] = None,
     data: DataOption = None,
     seed: Annotated[int | None, typer.Option(help="Default: the recipe's.")] = None,
     set_: SetOption = None,
@@ -76,7 +76,7 @@ def train(
     config = load_recipe(recipe, set_ or (), seed=seed)
     if show:
         return result(config.plain(), json, write_config(config).rstrip())
-    folder = Path("runs") / f"{config.name}-seed{config.seed}" if run is None else run
+    folder = Path("runs") / f"{config.name}-seed{config.seed}" if out is None else out
     found = fit(config, folder, data, quiet=quiet)
     metric = found["metric"]
     figures = [f"{name} {found[name][metric]:.2f}" for name in ("validation", "test") if found[name]]

@@ -67,8 +67,9 @@ def say(text: str) -> None:
 
 
 def result(data: Any, as_json: bool, text: str) -> None:
-    """The result of a verb on standard output: for machines, or for people."""
-    print(json.dumps(_strict(data), indent=1) if as_json else text, flush=True)
+    """The result of a verb on standard output: for machines, or for people; of several processes, the first one's."""
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(_strict(data), indent=1) if as_json else text, flush=True)
 
 
 def _strict(value: Any) -> Any:

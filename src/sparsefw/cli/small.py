@@ -36,7 +36,11 @@ def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Ou
         "milliseconds": times,
         "request": small.plan.request,
     }
-    lines = [f"{metric} on the {split} images: {before[metric]:.2f} -> {after[metric]:.2f}", repr(small)]
+    lines = [f"{metric} on the {split} images: {before[metric]:.2f} -> {after[metric]:.2f}"]
+    if "metric" in small.plan.request:
+        dense, now = small.plan.request["metric"]
+        lines.append(f"{metric} on the validation images, by which it was chosen: {dense:.2f} -> {now:.2f}")
+    lines.append(repr(small))
     lines += [
         f"{name + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x, batch 1)"
         for name, (dense, now) in times.items()

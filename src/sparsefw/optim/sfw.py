@@ -300,4 +300,5 @@ class SFW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it here, and no group of ours has it
         self._prepare()

@@ -36,12 +36,12 @@ class TrainConfig(Section):
     """
 
     epochs: int = Field(ge=1)
-    lr: float = Field(default=0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     nesterov: bool = False
     rest: Literal["sgd", "adamw"] = "sgd"
-    rest_lr: float | None = Field(default=None, gt=0)
+    rest_lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     schedule: Schedule = Schedule()
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     mixup: float = Field(default=0.0, ge=0)
@@ -60,7 +60,8 @@ class EngineConfig(Section):
 
     device              "auto", "cpu", "cuda", "cuda:1"
     precision           "auto": bf16 on a GPU that has it, else fp32; "fp16" scales the loss
-    accumulate          parts into which a batch is cut, one after the other, where it does not fit into memory
+    accumulate          parts into which a batch is cut, one after the other, where it does not fit into memory (batch norms
+                        see the parts, and the loss of label maps is the mean over parts of means over labelled pixels)
     workers             processes that decode images of streamed sets
     checkpoint_seconds  time between checkpoints; what a kill costs at most
     """

@@ -52,6 +52,10 @@ class Engine:
 
 def engine_for(config: RunConfig, steps: int) -> Engine:
     wanted, share = config.engine, join_processes(config.engine.device)
+    if share.world > 1 and ":" in wanted.device:
+        raise ConfigError(
+            f"engine.device={wanted.device}: several processes need a device each; take cuda, cpu or auto"
+        )
     device = _device(wanted.device)
     on_gpu = device.type == "cuda"
     if config.data.batch_size % (share.world * wanted.accumulate):

@@ -78,7 +78,7 @@ class RunFolder:
     def _lock(self) -> TextIO | None:
         """The lock file, held; None where another process that left no trace removed it meanwhile: then once more."""
         if self.path.is_file():
-            raise ConfigError(f"{self.path} is a file; choose another --run")
+            raise ConfigError(f"{self.path} is a file; choose another --out")
         with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
             self.path.mkdir(parents=True, exist_ok=True)
             file = opened.enter_context((self.path / LOCK).open("w"))
@@ -86,7 +86,7 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"{self.path} is being trained into by another process; wait for it, or choose another --run"
+                    f"{self.path} is being trained into by another process; wait for it, or choose another --out"
                 ) from None
             if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path / LOCK)):
                 opened.pop_all()
@@ -98,7 +98,7 @@ class RunFolder:
         if (self.path / "config.yaml").exists():
             self._same(config)
         elif any(name != LOCK and not is_leftover(name) for name in os.listdir(self.path)):
-            raise ConfigError(f"{self.path} holds files, but no run; choose another --run")
+            raise ConfigError(f"{self.path} holds files, but no run; choose another --out")
 
     def begin(self, config: RunConfig) -> None:
         for folder in (self.path, self.checkpoints):
@@ -112,7 +112,7 @@ class RunFolder:
             if old.get(key) != new.get(key) and not key.startswith((f"{ENGINE}.", "track", "curve.")):
                 raise ConfigError(
                     f"{self.path} holds a run with {key}={old.get(key)!r}, this one has {new.get(key)!r}; "
-                    "choose another --run, or remove the folder"
+                    "choose another --out, or remove the folder"
                 )
 
     def save_model(self, model: nn.Module, about: dict[str, Any]) -> None:

@@ -40,8 +40,10 @@ def load_recipe(name: str, changes: Sequence[str] = (), **fields: Any) -> RunCon
     values = _values(name)
     values.pop("about", None)
     values = _merged(values, {key: value for key, value in fields.items() if value is not None})
+    asked: dict[str, Any] = {}
     for change in changes:
-        values = _merged(values, _change(change))
+        asked = _merged(asked, _change(change))
+    values = _merged(values, asked)
     return parse(RunConfig, values, f"recipe {name}")
 
 
@@ -77,7 +79,7 @@ def _values(name: str) -> dict[str, Any]:
 
 def _read(text: str, where: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -85,6 +87,18 @@ def _read(text: str, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: must be a table of settings, got {type(values).__name__}")
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Of two equal keys YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice[0]!r} stands there twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
@@ -98,14 +112,14 @@ def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else is replaced. A method of another name brings its own settings."""
+    """Tables are merged key by key; anything else is replaced. A method or model of another name brings its own settings."""
     result = dict(values)
     for key, value in changes.items():
         old = result.get(key)
         other_name = (
             isinstance(value, dict) and isinstance(old, dict) and value.get("name", old.get("name")) != old.get("name")
         )
-        merges = isinstance(value, dict) and isinstance(old, dict) and not (key == "method" and other_name)
+        merges = isinstance(value, dict) and isinstance(old, dict) and not (key in ("method", "model") and other_name)
         result[key] = _merged(old, value) if merges else value  # type: ignore[arg-type]
     return result
 

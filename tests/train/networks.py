@@ -1,0 +1,29 @@
+"""Networks of the tests' own, named as "train.networks:NAME" in configurations."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def group_norm(width: int = 8, dropout: float = 0.0) -> nn.Module:
+    """No layer of it looks at other images of the batch."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.GroupNorm(2, width), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2),
+        nn.GroupNorm(2, width), nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(9 * width, 10),
+    )  # fmt: skip
+
+
+def one_batch_norm(width: int = 8) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(64 * width, 10)
+    )
+
+
+def linear_only(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+
+
+def frozen(width: int = 8) -> nn.Module:
+    net = group_norm(width)
+    net[3].requires_grad_(False)
+    return net

@@ -1,0 +1,172 @@
+"""Two processes that torchrun starts train as one does on the same batches; one of them writes, both stop together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from train.harness import (
+    TESTS,
+    checkpoint_steps,
+    command,
+    ended,
+    reached,
+    result,
+    send_when,
+    torchrun,
+    trained,
+    untimed,
+)
+
+GROUP_NORM = "model.name=train.networks:group_norm"
+ONE_NORM = "model.name=train.networks:one_batch_norm"
+
+pytestmark = pytest.mark.slow
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_close(found: Path, expected: Path, tolerance: float) -> None:
+    first, second = weights(found), weights(expected)
+    assert list(first) == list(second)
+    for name, value in second.items():
+        torch.testing.assert_close(
+            first[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("variant", ["sgd", "filters", "rank"])
+def test_two_processes_arrive_at_the_weights_of_one(tmp_path, variant):
+    """Four steps, in parts, on a network whose layers look at one image at a time; the figures are those of all images."""
+    changes = (GROUP_NORM, "engine.accumulate=2", "train.ema=0.9", "train.lr=0.02", "data.batch_size=256")
+    trained(command(f"digits-resnet-{variant}", tmp_path / "one", *changes, epochs=1))
+    ended(torchrun(command(f"digits-resnet-{variant}", tmp_path / "two", *changes, epochs=1)))
+    assert_close(tmp_path / "two", tmp_path / "one", 1e-5)
+    (one,), (two,) = untimed(tmp_path / "one"), untimed(tmp_path / "two")
+    for part in ("train", "validation"):
+        assert two[part]["loss"] == pytest.approx(one[part]["loss"], rel=1e-3)
+        assert two[part]["accuracy"] == pytest.approx(one[part]["accuracy"], abs=0.8)  # one of 140 images
+    assert (two["epoch"], two["step"], two["lr"]) == (one["epoch"], one["step"], one["lr"])
+
+
+def test_statistics_and_figures_from_shares_of_the_images_are_those_from_all(tmp_path):
+    """At a learning rate that moves nothing, two processes must measure what one does: on 140 and 397 images, an odd number."""
+    changes = (ONE_NORM, "train.lr=1e-30", "data.batch_size=630")
+    trained(command("digits-resnet-sgd", tmp_path / "one", *changes, epochs=1))
+    ended(torchrun(command("digits-resnet-sgd", tmp_path / "two", *changes, epochs=1)))
+    assert_close(tmp_path / "two", tmp_path / "one", 1e-6)
+    for part in ("validation", "test"):
+        assert result(tmp_path / "two")[part] == pytest.approx(result(tmp_path / "one")[part], rel=1e-6)
+
+
+def test_one_process_writes_and_speaks(tmp_path):
+    _, err = ended(torchrun(command("digits-resnet-filters", tmp_path / "run", epochs=2)))
+    assert err.count("epoch   1/2") == 1
+    assert "2 processes" in err
+    assert [row["epoch"] for row in untimed(tmp_path / "run")] == [1, 2]
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        ".lock",
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "result.json",
+    ]
+
+
+def workers(launcher: subprocess.Popen[str]) -> list[int]:
+    found = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(pid) for pid in found]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_of_two_killed_both_end_and_the_same_command_goes_on_to_the_same_end(tmp_path, victim):
+    words = command("digits-resnet-rank", tmp_path / "run", "train.ema=0.9")
+    launcher = torchrun(words)
+
+    def moment() -> bool:
+        if max(checkpoint_steps(tmp_path / "run"), default=0) < 24:
+            return False
+        os.kill(workers(launcher)[victim], signal.SIGKILL)
+        return True
+
+    assert send_when(launcher, moment, 0)
+    ended(launcher, code=1)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert "going on from step" in ended(torchrun(words))[1]
+    ended(torchrun(command("digits-resnet-rank", tmp_path / "whole", "train.ema=0.9")))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("asked", ["launcher", 0, 1])
+def test_asked_to_stop_all_stop_at_the_same_step_and_lose_nothing(tmp_path, asked):
+    """Whoever was asked. There is no other checkpoint than the one written then."""
+    words = command("digits-resnet-sgd", tmp_path / "run", GROUP_NORM, "engine.checkpoint_seconds=600")
+    launcher = torchrun(words)
+
+    def moment() -> bool:
+        if len(untimed(tmp_path / "run")) < 1:
+            return False
+        os.kill(launcher.pid if asked == "launcher" else workers(launcher)[asked], signal.SIGTERM)
+        return True
+
+    assert send_when(launcher, moment, 0)
+    _, err = ended(launcher, code=None)
+    (step,) = checkpoint_steps(tmp_path / "run")
+    assert f"stopped at step {step} of 57" in err
+    ended(torchrun(words))
+    ended(torchrun(command("digits-resnet-sgd", tmp_path / "whole", GROUP_NORM)))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    """In the middle of an epoch of 78 steps: its metrics are those of all processes that there were."""
+    changes = (GROUP_NORM, "train.lr=0.02", "data.batch_size=16")
+    words = command("digits-resnet-sgd", tmp_path / "run", *changes, epochs=2)
+    launcher = torchrun(words)
+    assert send_when(launcher, reached(tmp_path / "run", 16), signal.SIGTERM)
+    ended(launcher, code=None)
+    assert 16 <= max(checkpoint_steps(tmp_path / "run")) < 78
+    trained(words)
+    trained(command("digits-resnet-sgd", tmp_path / "one", *changes, epochs=2))
+    for found, expected in zip(untimed(tmp_path / "run"), untimed(tmp_path / "one"), strict=True):
+        assert found["train"] == pytest.approx(expected["train"], rel=2e-3)
+
+
+@pytest.mark.parametrize("change", ["train.lr=0.5", "data.batch_size=63", "data.name=cifar10"])
+def test_what_is_wrong_ends_all_processes(tmp_path, change):
+    """The second one must not wait for a first that has gone; nothing in the folder is changed."""
+    words = command("digits-resnet-sgd", tmp_path / "run", epochs=1)
+    trained(words)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    folder = tmp_path / ("run" if change.startswith("train") else "other")
+    again = command("digits-resnet-sgd", folder, change, epochs=1)
+    _, err = ended(torchrun(again, SPARSEFW_DATA=str(tmp_path)), code=1)  # torchrun's own
+    assert change.split(".")[1].split("=")[0] in err or "cifar10" in err
+    assert "exitcode  : 2" in err
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+    assert folder.name == "run" or not folder.exists()
+
+
+def test_processes_that_all_see_the_same_batch_train_as_one_with_that_batch(tmp_path):
+    """Batch norms of a CPU look at their own process's images: fed the same ones, two must be one."""
+    script = Path(TESTS) / "train" / "same_batch.py"
+    ended(torchrun([str(script), str(tmp_path / "two.pt")]))
+    trained([str(script), str(tmp_path / "one.pt")])
+    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-6, atol=1e-6, msg=name)

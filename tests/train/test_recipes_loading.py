@@ -1,0 +1,207 @@
+"""From YAML and the command line to a configuration: what is merged, what is read as what, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsefw.train import RunConfig, load_recipe, recipe_names
+from sparsefw.train.recipes import read_config, write_config
+from sparsefw.typed import ConfigError
+
+OWN = """
+about: mine
+seed: 3
+data: {name: digits, batch_size: 32}
+model: {name: resnet_digits, arguments: {width: 8}}
+method: {name: sparsefw, kind: rank, k: 0.2}
+train: {epochs: 2, weight_decay: 5e-4, schedule: {kind: cosine}}
+"""
+
+
+def own(tmp_path, text: str = OWN, name: str = "mine.yaml") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def line(call, *args, **kwargs) -> str:
+    """What is wrong, in one line."""
+    with pytest.raises(ConfigError) as error:
+        call(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_is_complete_says_what_it_is_about_and_survives_being_written(name, tmp_path):
+    config = load_recipe(name)
+    assert config.name == name
+    assert recipe_names()[name]
+    path = tmp_path / "config.yaml"
+    path.write_text(write_config(config))
+    assert read_config(path) == config
+
+
+def test_a_variant_adds_to_what_its_file_shares():
+    sgd, filters = load_recipe("digits-resnet-sgd"), load_recipe("digits-resnet-filters")
+    assert sgd.train == filters.train
+    assert sgd.data == filters.data
+    assert sgd.method.name == "sgd"
+    assert (filters.method.kind, filters.method.k) == ("filters", 0.3)
+
+
+def test_tables_are_merged_key_by_key(tmp_path):
+    config = load_recipe(own(tmp_path), ["train.schedule.warmup=1", "model.arguments.stem=cifar"])
+    assert (config.train.schedule.kind, config.train.schedule.warmup) == ("cosine", 1)
+    assert config.model.arguments == {"width": 8, "stem": "cifar"}
+
+
+def test_a_method_of_another_name_does_not_inherit_settings_and_one_of_the_same_name_does(tmp_path):
+    path = own(tmp_path)
+    assert load_recipe(path, ["method.name=sgd"]).method.model_dump() == {"name": "sgd"}
+    assert load_recipe(path, ["method.k=3"]).method.model_dump() == {
+        "name": "sparsefw",
+        "kind": "rank",
+        "k": 3,
+        "w": None,
+    }
+    assert load_recipe(path, ["method.name=sparsefw", "method.k=3"]).method.kind == "rank"
+
+
+def test_an_own_variant_is_merged_into_what_is_shared(tmp_path):
+    text = OWN + "variants:\n  short: {train: {epochs: 1}, method: {name: sgd}}\n"
+    config = load_recipe(own(tmp_path, text))
+    assert config.name == "mine-short"
+    assert (config.train.epochs, config.train.weight_decay, config.method.name) == (1, 5e-4, "sgd")
+
+
+def test_a_file_of_ones_own_with_several_variants_cannot_be_chosen_from(tmp_path):
+    text = OWN + "variants:\n  one: {}\n  two: {}\n"
+    assert "mine-one, mine-two" in line(load_recipe, own(tmp_path, text))
+
+
+def test_an_own_file_is_named_after_itself_unless_it_says_otherwise(tmp_path):
+    assert load_recipe(own(tmp_path)).name == "mine"
+    assert load_recipe(own(tmp_path, OWN + "name: other\n")).name == "other"
+    assert load_recipe(own(tmp_path, name="short.yml")).seed == 3
+    assert load_recipe(own(tmp_path), seed=7).seed == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("train.weight_decay=5e-4", lambda c: c.train.weight_decay == 5e-4),
+        ("train.lr=1E-2", lambda c: c.train.lr == 0.01),
+        ("train.epochs=7", lambda c: c.train.epochs == 7),
+        ("method.k=3", lambda c: c.method.k == 3 and isinstance(c.method.k, int)),
+        ("method.k=1.0", lambda c: c.method.k == 1.0 and isinstance(c.method.k, float)),
+        ("train.nesterov=true", lambda c: c.train.nesterov is True),
+        ("train.ema=null", lambda c: c.train.ema is None),
+        ("train.schedule.milestones=[0.2, 5e-1]", lambda c: c.train.schedule.milestones == (0.2, 0.5)),
+        ("data.augment={flip: true, crop: 1}", lambda c: c.data.augment.flip and c.data.augment.crop == 1),
+        ("model.arguments.drop=1e-1", lambda c: c.model.arguments["drop"] == 0.1),
+        ("model.arguments.act=relu", lambda c: c.model.arguments["act"] == "relu"),
+        ("model.arguments.equation=a=b", lambda c: c.model.arguments["equation"] == "a=b"),
+        (" train.epochs =7", lambda c: c.train.epochs == 7),
+    ],
+)
+def test_what_set_means(change, read):
+    assert read(load_recipe("digits-resnet-filters", [change]))
+
+
+def test_the_last_of_two_changes_wins():
+    assert load_recipe("digits-resnet-sgd", ["train.epochs=2", "train.epochs=3"]).train.epochs == 3
+
+
+def test_numbers_without_a_point_are_numbers_in_files_too(tmp_path):
+    assert load_recipe(own(tmp_path)).train.weight_decay == 0.0005
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("trian.epochs=5", "unknown key 'trian'; did you mean 'train'?"),
+        ("train.epoch=5", "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        ("train.schedule.warm=5", "unknown key 'train.schedule.warm'; did you mean 'warmup'?"),
+        ("data.batchsize=5", "unknown key 'data.batchsize'; did you mean 'batch_size'?"),
+        ("data.batch-size=5", "unknown key 'data.batch-size'; did you mean 'batch_size'?"),
+        ("batch-size=5", "unknown key 'batch-size'"),
+        ("int=5", "unknown key 'int'"),
+        ("data.augment.flipp=true", "unknown key 'data.augment.flipp'; did you mean 'flip'?"),
+        ("engine.devcie=cpu", "unknown key 'engine.devcie'; did you mean 'device'?"),
+        ("method.kk=5", "method: unknown key 'kk'; did you mean 'k'?"),
+        ("curve.kinds=rank", "unknown key 'curve.kinds'; did you mean 'kind'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_that_there_is(change, said):
+    assert said in line(load_recipe, "digits-resnet-filters", [change])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.epochs=0", "train.epochs=0"),
+        ("train.epochs=1.5", "train.epochs=1.5"),
+        ("train.epochs=", "train.epochs=None"),
+        ("train=5", "train=5"),
+        ("train.lr=-1", "train.lr=-1"),
+        ("train.lr=fast", "train.lr='fast'"),
+        ("train.lr=.nan", "train.lr=nan"),
+        ("train.ema=1", "train.ema=1"),
+        ("engine.precision=fp8", "engine.precision='fp8'"),
+        ("engine.device=gpu", "engine.device='gpu'"),
+        ("engine.accumulate=3", "engine.accumulate=3 does not divide data.batch_size=64"),
+        ("track=[tensorbord]", "tensorbord"),
+        ("method.name=sdg", "did you mean 'sgd'"),
+        ("method=filters", "method: needs a name"),
+        ("curve.at=[1.0]", "at=[1.0]"),
+        ("epochs", "must be KEY=VALUE"),
+        ("=5", "must be KEY=VALUE"),
+        ("train.epochs=[5", "the value is not YAML"),
+        ("train..epochs=5", "unknown key"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_field(change, said):
+    assert said in line(load_recipe, "digits-resnet-filters", [change])
+
+
+def test_an_unknown_recipe_is_told_the_nearest():
+    assert "did you mean 'digits-resnet-filters'" in line(load_recipe, "digits-resnet-filter")
+    assert "sparsefw list recipes" in line(load_recipe, "digits-resnet")
+    assert "there is no such file" in line(load_recipe, "nowhere.yaml")
+
+
+def test_a_file_that_is_not_yaml_is_named_with_the_line(tmp_path):
+    said = line(load_recipe, own(tmp_path, "data: {name: digits}\nmodel: {name: x\ntrain: [\n"))
+    assert "mine.yaml, line 3" in said
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text"])
+def test_a_file_that_is_no_table_is_refused(tmp_path, text):
+    assert "must be a table of settings" in line(load_recipe, own(tmp_path, text))
+
+
+def test_what_is_missing_is_named(tmp_path):
+    assert "train is missing" in line(load_recipe, own(tmp_path, OWN.split("train:")[0]))
+    assert "method" in line(load_recipe, own(tmp_path, OWN.replace("method:", "metod:")))
+
+
+def test_a_configuration_cannot_be_changed_in_place():
+    config = load_recipe("digits-resnet-sgd")
+    with pytest.raises(Exception, match="frozen"):
+        config.train.epochs = 3
+    assert isinstance(config, RunConfig)
+
+
+def test_another_network_brings_its_own_arguments_in_whatever_order_they_are_asked_for():
+    name, argument = "model.name=vgg11_bn", "model.arguments.width=4"
+    assert load_recipe("cifar10-resnet18-sgd", [name]).model.arguments == {}
+    for changes in ([name, argument], [argument, name]):
+        assert load_recipe("cifar10-resnet18-sgd", changes).model.arguments == {"width": 4}
+    assert load_recipe("cifar10-resnet18-sgd", [argument]).model.arguments == {"stem": "cifar", "width": 4}
+
+
+def test_a_key_that_stands_twice_is_an_error(tmp_path):
+    (tmp_path / "own.yaml").write_text("train: {epochs: 1}\ntrain: {epochs: 2}\n")
+    with pytest.raises(ConfigError, match="line 1: is not YAML: the key 'train' stands there twice"):
+        load_recipe(str(tmp_path / "own.yaml"))
