@@ -116,12 +116,18 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     result = dict(values)
     for key, value in changes.items():
         old = result.get(key)
-        other_name = (
-            isinstance(value, dict) and isinstance(old, dict) and value.get("name", old.get("name")) != old.get("name")
-        )
-        merges = isinstance(value, dict) and isinstance(old, dict) and not (key in ("method", "model") and other_name)
-        result[key] = _merged(old, value) if merges else value  # type: ignore[arg-type]
+        if (
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and not (key in ("method", "model") and _renames(old, value))
+        ):
+            value = _merged(old, value)
+        result[key] = value
     return result
+
+
+def _renames(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" in old and "name" in new and old["name"] != new["name"]
 
 
 def _change(text: str) -> dict[str, Any]:
