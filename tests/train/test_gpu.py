@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsefw.train import RunFolder, fit, load_recipe
+from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
@@ -19,15 +19,19 @@ def config(kind: str, *changes: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_captured_training_ends_where_an_ordinary_one_does(kind, tmp_path):
-    same = ("engine.precision=fp32", "engine.channels_last=false")
-    models = []
+def test_captured_steps_are_those_of_an_ordinary_training(kind):
+    """A few of them: choices among nearly equal gradients, and with them whole trainings, differ by the rounding of sums."""
+    found = []
     for graph in ("true", "false"):
-        fit(config(kind, *same, f"engine.cuda_graph={graph}"), tmp_path / graph, quiet=True)
-        models.append(RunFolder(tmp_path / graph).load_model()[0])
-    first, second = ([p.flatten() for p in model.parameters()] for model in models)
-    difference = torch.linalg.vector_norm(torch.cat(first) - torch.cat(second))
-    assert difference <= 0.05 * torch.linalg.vector_norm(torch.cat(second))  # other orders of summation, 57 steps long
+        same = ("engine.precision=fp32", "engine.channels_last=false", f"engine.cuda_graph={graph}")
+        training = prepare(config(kind, *same), None, Display("", quiet=True))
+        training.model.train()
+        for batch, _ in zip(training.data.train.training(0, 0, 64), range(EAGER_STEPS + 4), strict=False):
+            training.rates.scale(0.1)
+            training.advance(batch)
+        found.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
+    captured, ordinary = found
+    assert torch.linalg.vector_norm(captured - ordinary) <= 0.02 * torch.linalg.vector_norm(ordinary)
 
 
 @pytest.mark.parametrize("kind", KINDS)
