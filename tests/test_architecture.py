@@ -15,15 +15,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Whom each part may import, besides itself.
 ALLOWED = {
     "geometry": set(),
-    "optim": {"geometry", "layer_types"},
-    "models": set(),
-    "compression": {"geometry", "models", "environment", "layer_types", "durable"},
-    "data": {"typed", "durable"},
-    "methods": {"geometry", "optim", "compression", "data", "typed"},
-    "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable"},
+    "optim": {"geometry", "layer_types", "words"},
+    "models": {"words"},
+    "compression": {"geometry", "models", "environment", "layer_types", "durable", "words"},
+    "data": {"typed", "durable", "words"},
+    "methods": {"geometry", "optim", "compression", "data", "typed", "words"},
+    "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable", "words"},
     "report": {"environment", "durable"},  # run folders only
 }
-CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py", "durable.py"}
+CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py", "durable.py", "words.py"}
 
 
 def imports(path: Path, top_level: bool = False) -> set[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
+import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,14 +37,16 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 def is_leftover(name: str) -> bool:
     """Whether a file of that name was being written when its process was killed."""
-    return name.startswith(".") and name.endswith(".new")
+    return name.startswith(".") and name.endswith((".new", ".old"))
 
 
-def sweep(folder: Path) -> None:
-    """Remove what kills left of unfinished files. For folders that nobody else writes to at the moment."""
+def sweep(folder: Path, older_than: float = 0.0) -> None:
+    """Remove what kills left of unfinished files and folders, if nobody has written to it for so many seconds."""
     for name in os.listdir(folder) if folder.is_dir() else ():
-        if is_leftover(name):
-            (folder / name).unlink(missing_ok=True)
+        path = folder / name
+        with contextlib.suppress(FileNotFoundError):
+            if is_leftover(name) and path.lstat().st_mtime <= time.time() - older_than:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager
@@ -65,36 +70,33 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def _swap(new: Path, old: Path) -> None:
-    """Put `new` in the place of `old`, where the system can at no moment without either."""
+    """Put `new` in the place of `old`, where the system can exchange names at no moment without either."""
     for _ in range(100):
+        with contextlib.suppress(OSError):  # there is one already
+            return os.rename(new, old)
         if _exchange(new, old):
-            return
-        # There is none yet, or another process has just put its own there, or this system cannot exchange names.
-        with contextlib.suppress(FileNotFoundError, FileExistsError, OSError):
-            os.rename(new, old)
-            return
-        if not _CAN_EXCHANGE:
-            backup = Path(tempfile.mkdtemp(prefix=f".{old.name[:100]}.", suffix=".old", dir=old.parent))
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(old, backup)
-            shutil.rmtree(backup, ignore_errors=True)
-    os.rename(new, old)  # says what is wrong
-
-
-def _renameat2() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return None
-
-
-_CAN_EXCHANGE = _renameat2() is not None
+            return None
+        # The system cannot exchange names, or another process moved the old one meanwhile: out of the way with it.
+        backup = new.with_suffix(".old")
+        with contextlib.suppress(OSError):
+            os.rename(old, backup)
+            try:
+                os.rename(new, old)
+            except OSError:
+                os.rename(backup, old)  # as it was; another process may have been faster
+            else:
+                return shutil.rmtree(backup, ignore_errors=True)
+    return os.rename(new, old)  # says what is wrong
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Linux can exchange two names in one step; False where it cannot, or where one of the two is not there."""
+    """Linux can exchange two names in one step, on most file systems; False where it cannot."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return _CAN_EXCHANGE and _renameat2()(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0
+    return bool(call(here, os.fsencode(a), here, os.fsencode(b), exchange) == 0)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -104,6 +106,28 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
+
+
+def write_json(path: Path, data: Any) -> None:
+    """What is not a finite number is null: JSON has no NaN."""
+    write_text(path, json.dumps(strict(data), indent=1, sort_keys=False, allow_nan=False) + "\n")
+
+
+def strict(value: Any) -> Any:
+    """The value as JSON can keep it."""
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $SPARSEFW_CACHE, or the user's cache folder."""
+    usual = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparsefw")
+    return Path(os.environ.get("SPARSEFW_CACHE") or usual).expanduser()
 
 
 def flush(path: Path) -> None:

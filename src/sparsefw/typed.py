@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparsefw.words import did_you_mean
 
 
 class Section(BaseModel):
@@ -66,6 +67,10 @@ def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
     return list(kind.model_fields)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def flat(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """Tables in tables as one: {"train": {"lr": 0.1}} as {"train.lr": 0.1}."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found |= flat(value, separator, name + separator) if isinstance(value, Mapping) else {name: value}
+    return found

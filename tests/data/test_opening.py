@@ -23,7 +23,7 @@ def test_what_is_known_about_a_data_set(tmp_path):
 
 
 def test_an_unknown_data_set(tmp_path):
-    with pytest.raises(DataError, match=r"there is no data set 'cifar'; did you mean cifar10\?"):
+    with pytest.raises(DataError, match=r"there is no data set 'cifar'; did you mean 'cifar10'\?"):
         opened("cifar", tmp_path)
 
 

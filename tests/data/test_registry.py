@@ -51,7 +51,7 @@ def test_the_facts():
 
 
 def test_unknown_names():
-    with pytest.raises(DataError, match=r"there is no data set 'cifar-10'; did you mean cifar10\?"):
+    with pytest.raises(DataError, match=r"there is no data set 'cifar-10'; did you mean 'cifar10'\?"):
         dataset("cifar-10")
     with pytest.raises(DataError, match="there is no data set 'xyz'; known are digits, mnist"):
         dataset("xyz")

@@ -112,22 +112,21 @@ def test_an_object_is_refused_instead_of_pickled_and_leaves_nothing_behind(tmp_p
 def test_the_newest_two_are_kept(tmp_path):
     for step in (5, 10, 99, 1000, 100_000_000, 1_000_000_000):
         path = save_checkpoint(tmp_path, step, {"step": step})
-        assert newest_checkpoint(tmp_path) == path
+        assert newest_checkpoint(tmp_path) == (path, [])
     assert steps(tmp_path) == [100_000_000, 1_000_000_000]
 
 
 def test_without_checkpoints_there_is_none(tmp_path):
-    assert newest_checkpoint(tmp_path) is None
-    assert newest_checkpoint(tmp_path / "nowhere") is None
+    assert newest_checkpoint(tmp_path) == (None, [])
+    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
 
 
 @pytest.mark.parametrize("how", [FLIPPED, "cut", "empty"])
-def test_of_a_damaged_one_a_warning_tells_and_the_one_before_is_taken(tmp_path, how):
+def test_of_a_damaged_one_is_told_and_the_one_before_is_taken(tmp_path, how):
     first = save_checkpoint(tmp_path, 1, {"x": torch.ones(100)})
     second = save_checkpoint(tmp_path, 2, {"x": torch.zeros(100)})
     damage(second, how)
-    with pytest.warns(UserWarning, match=f"{second.name} is damaged"):
-        assert newest_checkpoint(tmp_path) == first
+    assert newest_checkpoint(tmp_path) == (first, [second])
     assert torch.equal(load_checkpoint(first)["x"], torch.ones(100))
 
 
@@ -137,16 +136,14 @@ def test_one_flipped_bit_anywhere_is_noticed(tmp_path, where):
     content = bytearray(path.read_bytes())
     content[len(content) * where // 100] ^= 1 << (where % 8)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path) == (None, [path])
 
 
 def test_when_all_are_damaged_there_is_none(tmp_path):
-    for step in (1, 2):
-        damage(save_checkpoint(tmp_path, step, {"step": step}), "cut")
-    with pytest.warns(UserWarning, match="is damaged") as told:
-        assert newest_checkpoint(tmp_path) is None
-    assert len(told) == 2
+    paths = [save_checkpoint(tmp_path, step, {"step": step}) for step in (1, 2)]
+    for path in paths:
+        damage(path, "cut")
+    assert newest_checkpoint(tmp_path) == (None, paths[::-1])
 
 
 def test_a_damaged_one_ahead_does_not_push_out_whole_ones(tmp_path):
@@ -158,17 +155,26 @@ def test_a_damaged_one_ahead_does_not_push_out_whole_ones(tmp_path):
     damage(save_checkpoint(tmp_path, 5, {"step": 5}), FLIPPED)
     again = save_checkpoint(tmp_path, 5, {"step": 5, "seconds": 2.0})
     assert steps(tmp_path) == [4, 5]
-    assert newest_checkpoint(tmp_path) == again
+    assert newest_checkpoint(tmp_path) == (again, [])
 
 
 def test_what_a_kill_left_half_written_is_no_checkpoint_and_can_be_swept(tmp_path):
     path = save_checkpoint(tmp_path, 1, {"step": 1})
     half = tmp_path / f".{path.name}.abcdefgh.new"
     half.write_bytes(path.read_bytes()[:20])
-    assert newest_checkpoint(tmp_path) == path
+    assert newest_checkpoint(tmp_path) == (path, [])
     durable.sweep(tmp_path)
     assert names(tmp_path) == [path.name]
     durable.sweep(tmp_path / "nowhere")
+
+
+def test_half_written_folders_are_swept_too_when_they_are_old_enough(tmp_path):
+    (tmp_path / ".small.abc.new").mkdir()
+    (tmp_path / ".small.abc.new" / "f").write_text("x")
+    durable.sweep(tmp_path, older_than=1000)
+    assert names(tmp_path) == [".small.abc.new"]
+    durable.sweep(tmp_path)
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -183,4 +189,4 @@ def test_on_a_full_disk_the_one_before_stays_whole_and_nothing_half_is_left(tmp_
         save_checkpoint(tmp_path, 2, {"step": 2})
     monkeypatch.undo()
     assert names(tmp_path) == [first.name]
-    assert load_checkpoint(newest_checkpoint(tmp_path)) == {"step": 1}
+    assert load_checkpoint(first) == {"step": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsefw.train import RunConfig, load_recipe, recipe_names
+from sparsefw.train import RunConfig, load_recipe, recipe_names, recipes
 from sparsefw.train.recipes import read_config, write_config
 from sparsefw.typed import ConfigError
 
@@ -205,3 +205,27 @@ def test_a_key_that_stands_twice_is_an_error(tmp_path):
     (tmp_path / "own.yaml").write_text("train: {epochs: 1}\ntrain: {epochs: 2}\n")
     with pytest.raises(ConfigError, match="line 1: is not YAML: the key 'train' stands there twice"):
         load_recipe(str(tmp_path / "own.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5e-4", 5e-4), ("1E5", 1e5), ("3", 3), ("-0.5", -0.5), ("2:4", "2:4"), ("0x1", "0x1")]
+)
+def test_numbers_are_what_people_mean(text, value, tmp_path):
+    """YAML would read 5e-4 as a text and 2:4 as 124, to the base of 60."""
+    (tmp_path / "own.yaml").write_text(f"name: own\nvalue: {text}\n")
+    assert "unknown key 'value'" in line(load_recipe, str(tmp_path / "own.yaml"))
+    assert recipes._change(f"a.b={text}") == {"a": {"b": value}}
+    assert type(recipes._change(f"a={text}")["a"]) is type(value)
+
+
+def test_a_pattern_is_a_kind_and_has_no_k():
+    assert load_recipe("digits-resnet-sgd", ["method.name=sparsefw", "method.kind=2:4"]).method.kind == "2:4"
+    assert "2:4 says itself how many may grow" in line(
+        load_recipe, "digits-resnet-sgd", ["method.name=sparsefw", "method.kind=2:4", "method.k=0.3"]
+    )
+
+
+def test_settings_that_would_be_ignored_are_refused():
+    assert "only a schedule of kind 'step' has it" in line(
+        load_recipe, "digits-resnet-sgd", ["train.schedule.milestones=[0.3]"]
+    )

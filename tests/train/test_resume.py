@@ -144,6 +144,7 @@ def test_with_all_checkpoints_damaged_it_starts_again_and_says_so(reference, tmp
         file.write_bytes(b"")
     said = trained(words("rank", folder))
     assert said.count("is damaged") == 2
+    assert "no whole checkpoint is left: starting again" in said
     assert "going on" not in said
     assert_same_run(folder, reference("rank"))
 

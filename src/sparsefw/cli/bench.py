@@ -12,6 +12,7 @@ import torch
 from sparsefw.cli.small import Outcome
 from sparsefw.environment import environment
 from sparsefw.methods import Batch
+from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
 from sparsefw.train.loop import Training, synchronise
 from sparsefw.train.recipes import load_recipe, recipe_names
@@ -30,10 +31,12 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str]) 
             f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
     variants.sort(key=lambda name: name != f"{stem}-sgd")
-    rows = {}
-    for name in variants:
-        training = prepare(load_recipe(name, changes), data, Display(name, quiet=True))
-        rows[name] = _measured(training, seconds)
+    rows = {
+        name: _row(load_recipe(name, changes), data, seconds) for name in variants
+    }  # one training in memory at a time
+    engine = rows[variants[0]].pop("engine")
+    for row in rows.values():
+        row.pop("engine", None)
     first = rows[variants[0]]["images_per_second"]
     width = max(map(len, rows))
     lines = [f"{'':{width}}  images/s   share of SGD   ms/step" + "   peak MiB" * torch.cuda.is_available()]
@@ -43,8 +46,12 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str]) 
         lines.append(
             f"{name:{width}}  {row['images_per_second']:8,.0f}   {row['share']:12.3f}   {row['milliseconds']:7.2f}{memory}"
         )
-    engine = str(training.engine)
     return Outcome({"rows": rows, "engine": engine, **environment()}, "\n".join([engine, *lines]))
+
+
+def _row(config: RunConfig, data: Path | None, seconds: float) -> dict[str, Any]:
+    training = prepare(config, data, Display(config.name, quiet=True))
+    return {**_measured(training, seconds), "engine": str(training.engine)}
 
 
 def data_rate(recipe: str, data: Path | None, seconds: float, changes: Sequence[str]) -> Outcome:

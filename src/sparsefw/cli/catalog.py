@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparsefw.typed import did_you_mean
+from sparsefw.words import did_you_mean
 
 
 def catalog(what: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from sparsefw.cli.output import (
     QuietOption,
     SetOption,
     TrustOption,
+    number,
     numbers,
     result,
     say,
@@ -157,7 +158,7 @@ def compress(
     from sparsefw.cli.small import compress_run
     from sparsefw.train.study import Study
 
-    amount: Any = weights if weights is None or ":" in weights else (numbers(weights, "--weights") or [0.0])[0]
+    amount = weights if weights is None or ":" in weights else number(weights, "--weights")
     study = Study.open(run, data, device, trust)
     how = dict(
         filters=filters, rank=rank, weights=amount, target=target, by=by.split(",") if by else None, score=score,

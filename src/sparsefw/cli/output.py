@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from sparsefw.durable import strict
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -30,7 +31,7 @@ TrustOption = Annotated[bool, typer.Option("--trust", help="Import the code that
 
 
 def verb(body: F) -> F:
-    """A command: bad input ends in one line and exit code 2, a failure in one line and exit code 1.
+    """A command: bad input ends in one line and exit code 2, a failure in one line and exit code 1, an interrupt in 130.
 
     With SPARSEFW_TRACEBACK=1 in the environment the traceback is shown instead.
     """
@@ -42,9 +43,11 @@ def verb(body: F) -> F:
         try:
             return body(*args, **kwargs)
         except (Interrupted, KeyboardInterrupt) as stopped:
-            say(str(stopped) or "interrupted; the same command goes on from the last checkpoint")
+            say(str(stopped) or "interrupted")
             raise typer.Exit(INTERRUPTED) from None
-        except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
             bad_input = isinstance(error, ValueError)
@@ -69,18 +72,7 @@ def say(text: str) -> None:
 def result(data: Any, as_json: bool, text: str) -> None:
     """The result of a verb on standard output: for machines, or for people; of several processes, the first one's."""
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(_strict(data), indent=1) if as_json else text, flush=True)
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN: null."""
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+        print(json.dumps(strict(data), indent=1) if as_json else text, flush=True)
 
 
 def numbers(text: str | None, name: str) -> list[float] | None:
@@ -91,3 +83,10 @@ def numbers(text: str | None, name: str) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"{name} {text!r}: must be numbers with commas between, such as 0.5,0.7,0.9") from None
+
+
+def number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} {text!r}: must be a number, such as 0.9") from None

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from sparsefw.compression import measure, save
+from sparsefw.compression.artifact import is_artifact
 from sparsefw.compression.calibration import cut
+from sparsefw.compression.files import check_replaceable
 from sparsefw.train.study import Study
 
 
@@ -21,31 +23,41 @@ class Outcome(NamedTuple):
 
 
 def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Outcome:
-    """Compress as `how` says, evaluate on the test images, time, save."""
-    small = study.compress(**how)
+    """Compress as `how` says, evaluate on the test images (where there are none, on the validation images), time, save."""
+    check_replaceable(out.resolve(), is_artifact)  # before minutes of work
+    small, metric = study.compress(**how), study.task.metric
     split = "test" if study.data.test is not None else "validation"
-    before, after = (study.metrics(model, split) for model in (study.model, small.model))
-    metric = study.task.metric
-    save(small, out, onnx=onnx, metrics={"dense": before[metric], "compressed": after[metric]})
+    measured = {}
+    if study.data.test is not None or study.data.validation is not None:
+        measured = {"dense": study.metrics(study.model, split), "compressed": study.metrics(small.model, split)}
+    save(small, out, onnx=onnx, metrics={name: found[metric] for name, found in measured.items()})
     times = latencies(study.model, small.model, cut(small.example, 1), onnx)
     record = {
         "folder": out,
         "metric": metric,
-        split: {"dense": before, "compressed": after},
+        split: measured or None,
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "milliseconds": times,
         "request": small.plan.request,
     }
-    lines = [f"{metric} on the {split} images: {before[metric]:.2f} -> {after[metric]:.2f}"]
+    lines = ["there are neither test nor validation images: not evaluated"] * (not measured)
+    lines += [_change(f"{metric} on the {split} images", *(found[metric] for found in measured.values()))] * bool(
+        measured
+    )
     if "metric" in small.plan.request:
-        dense, now = small.plan.request["metric"]
-        lines.append(f"{metric} on the validation images, by which it was chosen: {dense:.2f} -> {now:.2f}")
+        lines.append(
+            _change(f"{metric} on the validation images, by which it was chosen", *small.plan.request["metric"])
+        )
     lines.append(repr(small))
     lines += [
         f"{name + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x, batch 1)"
         for name, (dense, now) in times.items()
     ]
     return Outcome(record, "\n".join([*lines, str(out)]))
+
+
+def _change(what: str, before: float, after: float) -> str:
+    return f"{what}: {before:.2f} -> {after:.2f}"
 
 
 def latencies(dense: nn.Module, small: nn.Module, example: Any, onnx: bool) -> dict[str, tuple[float, float]]:

@@ -37,12 +37,13 @@ from sparsefw.compression.files import (
 )
 from sparsefw.compression.filters import parity_of_plan
 from sparsefw.compression.latency import measure, repeated
-from sparsefw.compression.layers import evaluating, first_line, is_channels_last
+from sparsefw.compression.layers import evaluating, is_channels_last
 from sparsefw.compression.packing import pack, unique_tensors, unpack
 from sparsefw.compression.plan import Plan
 from sparsefw.compression.settings import as_number
 from sparsefw.environment import environment
 from sparsefw.models import build_registered
+from sparsefw.words import first_line
 
 FORMAT, SCHEMA = "sparsefw-artifact", 1
 Constructor = Callable[[], nn.Module]

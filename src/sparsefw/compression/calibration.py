@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
-from sparsefw.compression.layers import call, first_line
+from sparsefw.compression.layers import call
+from sparsefw.words import first_line
 
 
 class NotFiniteError(ValueError):

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.filters import relative_gap
-from sparsefw.compression.layers import call, evaluating, first_line
+from sparsefw.compression.layers import call, evaluating
+from sparsefw.words import first_line
 
 
 class ExportError(RuntimeError):

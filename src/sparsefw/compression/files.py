@@ -26,17 +26,22 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
 
     A folder that is not ours is never replaced. Whatever goes wrong, a full disk or a kill, the previous one stays whole.
     """
+    check_replaceable(folder, is_ours)
+    try:
+        with durable.replaced_folder(folder) as aside:
+            yield aside
+    except OSError as error:
+        raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def check_replaceable(folder: Path, is_ours: Callable[[Path], bool]) -> None:
+    """ArtifactError unless the folder is not there, empty, or ours."""
     if folder == Path.cwd():
         raise ArtifactError(f"{folder} is the current folder, which cannot be replaced; choose one inside it")
     if folder.exists() and not (folder.is_dir() and (is_ours(folder) or not any(folder.iterdir()))):
         raise ArtifactError(
             f"{folder} exists and is not an artifact, or holds files of your own; choose another folder, or remove it"
         )
-    try:
-        with durable.replaced_folder(folder) as aside:
-            yield aside
-    except OSError as error:
-        raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -6,13 +6,10 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.calibration import batch_size
 from sparsefw.compression.layers import AnyConv, call, call_on, cloned, evaluating, first_input, hooks, is_layer
+from sparsefw.durable import cache_folder, write_text
 from sparsefw.environment import device_name
 
 BACKENDS = ("eager", "onnxruntime")
@@ -118,11 +116,8 @@ class Table:
     """Latencies of single layers on this device, kept on disk: a layer of a shape is measured once per machine."""
 
     def __init__(self, device: torch.device) -> None:
-        where = os.environ.get("SPARSEFW_CACHE") or os.path.join(
-            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparsefw"
-        )
         identity = hashlib.sha256(f"{device_name(device)} torch {torch.__version__}".encode()).hexdigest()[:16]
-        self.path = Path(where).expanduser() / f"latency-{identity}.json"
+        self.path = cache_folder() / f"latency-{identity}.json"
         self._times: dict[str, float] = self._read()
 
     def _read(self) -> dict[str, float]:
@@ -143,10 +138,7 @@ class Table:
     def _write(self) -> None:
         """Written aside and swapped in, so that no reader sees half a file; where none can be written, there is no cache."""
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
-                json.dump(self._times, file)
-            os.replace(file.name, self.path)
+            write_text(self.path, json.dumps(self._times))
 
 
 def _describe(layer: Any) -> str:

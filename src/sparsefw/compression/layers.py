@@ -96,12 +96,6 @@ def replace(model: nn.Module, name: str, new: nn.Module) -> None:
     setattr(model.get_submodule(owner), local, new)
 
 
-def first_line(error: BaseException) -> str:
-    """What an error of torch or of a model says, without the pages that follow."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a module reads, given by position or by name."""
     return (*args, *kwargs.values())[0]

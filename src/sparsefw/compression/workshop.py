@@ -19,7 +19,7 @@ from sparsefw.compression.calibration import Calibration, NotFiniteError, batch_
 from sparsefw.compression.cost import costs
 from sparsefw.compression.filters import relative_gap
 from sparsefw.compression.latency import Table, estimate
-from sparsefw.compression.layers import bias_of, call, evaluating, first_line, forward_order, is_layer, shared_layers
+from sparsefw.compression.layers import bias_of, call, evaluating, forward_order, is_layer, shared_layers
 from sparsefw.compression.lowrank import is_standard
 from sparsefw.compression.moments import match_moments
 from sparsefw.compression.plan import Edit, Unfuse, Untouched
@@ -31,6 +31,7 @@ from sparsefw.compression.stages import Built, LowRank, MaskedFilters, RemovedFi
 from sparsefw.compression.target import Target, least_compression, most_compression
 from sparsefw.compression.wiring import norms_behind
 from sparsefw.layer_types import CONVOLUTIONS
+from sparsefw.words import first_line
 
 FEW = 32  # fewer calibration inputs than this are worth a remark
 Amounts = Mapping[str, float | tuple[int, int]]  # kind -> fraction to remove, or (N, M)

@@ -35,6 +35,22 @@ class Share:
     world: int = 1
 
 
+class Normal:
+    """(x / 255 - mean) / std of bytes, in one operation, on the device and in the memory format that training uses."""
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device, channels_last: bool = False
+    ) -> None:
+        centre, spread = (torch.tensor(v, dtype=torch.float32, device=device).view(1, -1, 1, 1) for v in (mean, std))
+        self._scale, self._offset = 1 / (255 * spread), -centre / spread
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self.device = device
+
+    def __call__(self, images: Tensor) -> Tensor:
+        pixels = images.to(self.device, non_blocking=True).float()
+        return torch.addcmul(self._offset, pixels, self._scale).contiguous(memory_format=self._format)
+
+
 class Part(ABC):
     """The training, validation or test images of a data set."""
 
@@ -70,12 +86,12 @@ class Part(ABC):
 
 def sampled(indices: np.ndarray, images: int) -> np.ndarray:
     """That many of the indices, the same ones every time; all where there are no more."""
-    return generator(3).permutation(indices)[:images]
+    return generator("sample").permutation(indices)[:images]
 
 
 def sample_numbers(count: int) -> Tensor:
     """The random numbers of the images of a sample, the same ones every time."""
-    return torch.from_numpy(generator(4).random((count, NUMBERS), dtype=np.float32))
+    return torch.from_numpy(generator("sample numbers").random((count, NUMBERS), dtype=np.float32))
 
 
 def evaluation_batch(shape: Sequence[int], most: int = 1000, floats: int = 1 << 24) -> int:
@@ -83,10 +99,10 @@ def evaluation_batch(shape: Sequence[int], most: int = 1000, floats: int = 1 << 
     return max(1, min(most, floats // max(1, int(np.prod(shape)))))
 
 
-def generator(*key: int) -> np.random.Generator:
-    """Random numbers that belong to these integers and to nothing else."""
-    # With their number: SeedSequence fills up with zeros, so that (5, 2) would be (5, 2, 0).
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+def generator(purpose: str, *key: int) -> np.random.Generator:
+    """Random numbers that belong to this purpose and these integers and to nothing else."""
+    # With its length: SeedSequence fills up with zeros, so that (5, 2) would be (5, 2, 0).
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key, *purpose.encode()))))
 
 
 def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[range] | None = None) -> np.ndarray:
@@ -95,7 +111,7 @@ def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[ran
     With `blocks`, ranges of images that are cheap to read together, the blocks are shuffled, and then the images within
     every WINDOW blocks: readers hold few blocks at a time.
     """
-    draw = generator(seed, epoch, 0)
+    draw = generator("order", seed, epoch)
     if blocks is None:
         return draw.permutation(indices)
     ends = np.array([block.stop for block in blocks])
@@ -107,11 +123,11 @@ def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[ran
 
 def epoch_numbers(count: int, seed: int, epoch: int) -> Tensor:
     """(count, NUMBERS) random numbers in [0, 1): row i belongs to the i-th image that the epoch visits."""
-    return torch.from_numpy(generator(seed, epoch, 1).random((count, NUMBERS), dtype=np.float32))
+    return torch.from_numpy(generator("augment", seed, epoch).random((count, NUMBERS), dtype=np.float32))
 
 
 def split(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices to train on and a random `fraction` to validate on, each in their original order; no index is in both."""
-    order = generator(seed, 2).permutation(count)
+    order = generator("split", seed).permutation(count)
     held_out = round(fraction * count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparsefw.data.errors import DataError
-from sparsefw.durable import replaced_folder
+from sparsefw.durable import replaced_folder, sweep
 
 VERSION = 1  # of what is derived from source files; a new one leaves old caches unused
 
@@ -70,16 +68,11 @@ def written_aside(target: Path) -> Iterator[Path]:
     Safe with several processes at once, as long as they would all write the same: the last one stays.
     """
     try:
-        _sweep(target)
+        sweep(
+            target.parent, older_than=86400
+        )  # what processes that were killed have left behind: no one writes for a day
         with replaced_folder(target) as aside:
             yield aside
     except OSError as error:
-        raise DataError(f"cannot write the cache {target}: {error.strerror or error}") from error
-
-
-def _sweep(target: Path) -> None:
-    """Remove what processes that were killed have left behind: no one writes for a day."""
-    for path in target.parent.glob(f".{target.name}.*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < time.time() - 86400:
-                shutil.rmtree(path, ignore_errors=True)
+        reason = f"{error.strerror or error}; set SPARSEFW_CACHE to a folder that can be written"
+        raise DataError(f"cannot write the cache {target}: {reason}") from error

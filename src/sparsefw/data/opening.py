@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from sparsefw.data.augment import Augment
-from sparsefw.data.batches import Part, Share, split
+from sparsefw.data.batches import Normal, Part, Share, split
 from sparsefw.data.decoded import decoded
 from sparsefw.data.errors import DataError
 from sparsefw.data.folders import TEST_FOLDERS, subfolders
@@ -21,6 +20,7 @@ from sparsefw.data.registry import DatasetInfo, dataset
 from sparsefw.data.resident import Resident, Stored
 from sparsefw.data.source import Source
 from sparsefw.data.streaming import Streaming
+from sparsefw.durable import cache_folder
 from sparsefw.typed import Section
 
 
@@ -80,26 +80,28 @@ def open_data(
         )
     if config.augment.zoom is not None and info.task == "classification":
         raise DataError(f"data.augment: zoom is for label maps, but {info.name} has classes; use resized_crop")
-    folder, cache = folder_of(info, given), cache_folder()
+    folder, cache = folder_of(info, given), cache_folder() / "decoded"
     train = info.open(folder, "train", cache)
     shape = info.shape if config.size is None else (info.shape[0], *config.size)
     size = (shape[1], shape[2])
+
+    normal = Normal(info.mean, info.std, device, channels_last)
 
     def part(source: Source, indices: np.ndarray | None, stored: Stored | None, augment: Augment) -> Part:
         chosen = np.arange(len(source)) if indices is None else indices
         if stored is not None:
             every = np.arange(len(stored.images))  # fewer than the source's where corrupt ones were left out
             chosen = every if indices is None else indices
-            return Resident(stored, chosen, size, augment, seed, share, channels_last)
+            return Resident(stored, chosen, size, augment, seed, share, normal)
         skip = config.on_corrupt == "skip"
-        settings = (size, augment, seed, share, channels_last, device, info.mean, info.std, workers, skip)
+        settings = (size, augment, seed, share, normal, workers, skip)
         return Streaming(source, chosen, *settings)
 
     def store(source: Source) -> Stored | None:
         if not resident:
             return None
         found = decoded(source, cache, max(1, workers or 2), config.on_corrupt)
-        return Stored(found, info.mean, info.std, device)
+        return Stored(found, device)
 
     stored = store(train)
     count = len(train) if stored is None else len(stored.images)
@@ -114,20 +116,14 @@ def open_data(
     if own_validation and config.validation:
         source = info.open(folder, "val", cache)
         validation = part(source, None, store(source), config.augment)
-    tested = _test(info, folder)
+    tested = _test(info, folder, cache)
     test = None if tested is None else part(tested, None, store(tested), config.augment)
     return Data(
         part(train, kept, stored, config.augment), validation, test, info.task, train.classes, shape, info.ignore_label
     )
 
 
-def _test(info: DatasetInfo, folder: Path) -> Source | None:
+def _test(info: DatasetInfo, folder: Path, cache: Path) -> Source | None:
     if info.classes is None and not any(subfolders(folder / name) for name in TEST_FOLDERS):
         return None  # the user's own folder may have none
-    return info.open(folder, "test", cache_folder())
-
-
-def cache_folder() -> Path:
-    """Where decoded images are kept: $SPARSEFW_CACHE, or the user's cache folder."""
-    where = os.environ.get("SPARSEFW_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sparsefw")
-    return Path(where).expanduser() / "decoded"
+    return info.open(folder, "test", cache)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from sparsefw.data.errors import DataError
 from sparsefw.data.locate import folder_of
 from sparsefw.data.parquet import parquet_format
 from sparsefw.data.source import Format, Source
+from sparsefw.words import did_you_mean
 
 Numbers = tuple[float, ...]
 
@@ -234,9 +234,8 @@ def dataset(name: str) -> DatasetInfo:
     """The data set of that name."""
     if name in DATASETS:
         return DATASETS[name]
-    close = difflib.get_close_matches(name.lower(), DATASETS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(DATASETS)}"
-    raise DataError(f"there is no data set {name!r}; {hint}")
+    known = ", ".join(DATASETS)
+    raise DataError(f"there is no data set {name!r}{did_you_mean(name, DATASETS) or f'; known are {known}'}")
 
 
 def open_part(name: str, folder: Path | None, part: str, cache: Path | None = None) -> Source:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefw.data.augment import CENTRE, Augment, augmented, centred
 from sparsefw.data.batches import (
     Batch,
+    Normal,
     Part,
     Share,
     epoch_numbers,
@@ -33,11 +34,10 @@ class Resident(Part):
         augment: Augment,
         seed: int,
         share: Share,
-        channels_last: bool,
+        normal: Normal,
     ) -> None:
         self._data, self._indices, self._size, self._augment = data, indices, size, augment
-        self._seed, self._share = seed, share
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        self._seed, self._share, self._normal = seed, share, normal
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -108,9 +108,6 @@ class Resident(Part):
         other = self._augment.resized_crop or self._data.images.shape[-2:] != self._size
         return other and self._data.targets.ndim == 1
 
-    def _normal(self, images: Tensor) -> Tensor:
-        return torch.addcmul(self._data.offset, images.float(), self._data.scale).contiguous(memory_format=self._format)
-
 
 class _Sample:
     """Batches that are made whenever they are asked for: thousands of floating-point images may be more than fits."""
@@ -125,12 +122,10 @@ class _Sample:
 class Stored:
     """The decoded images of one file set on the device, shared by the parts that are cut from it."""
 
-    def __init__(self, found: Decoded, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> None:
+    def __init__(self, found: Decoded, device: torch.device) -> None:
         self.images = torch.from_numpy(found.images).to(device)
         self.targets = torch.from_numpy(found.targets).to(device)
         self.skipped = len(found.skipped)
-        centre, spread = (torch.tensor(v, dtype=torch.float32, device=device).view(1, -1, 1, 1) for v in (mean, std))
-        self.scale, self.offset = 1 / (255 * spread), -centre / spread  # (x / 255 - mean) / std in one operation
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:

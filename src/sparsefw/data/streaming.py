@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from sparsefw.data.augment import CENTRE, Augment, augmented, box_sides, centre_sides
 from sparsefw.data.batches import (
     Batch,
+    Normal,
     Part,
     Share,
     epoch_numbers,
@@ -48,19 +49,13 @@ class Streaming(Part):
         augment: Augment,
         seed: int,
         share: Share,
-        channels_last: bool,
-        device: torch.device,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        normal: Normal,
         workers: int,
         skip_corrupt: bool,
     ) -> None:
-        self._source, self._indices, self._seed, self._share, self._device = source, indices, seed, share, device
+        self._source, self._indices, self._seed, self._share, self.normal = source, indices, seed, share, normal
         self._items = _Items(source, indices, size, augment, skip_corrupt)
         self._size, self._workers = size, workers
-        self._format = torch.channels_last if channels_last else torch.contiguous_format
-        centre, spread = (torch.tensor(v, dtype=torch.float32, device=device).view(1, -1, 1, 1) for v in (mean, std))
-        self._scale, self._offset = 1 / (255 * spread), -centre / spread
         self._skipped: set[int] = set()
 
     def __len__(self) -> int:
@@ -110,7 +105,7 @@ class Streaming(Part):
             batch_sampler=orders,
             num_workers=self._workers,
             collate_fn=_collated,
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self.normal.device.type == "cuda",
             generator=torch.Generator(),  # otherwise it draws from the one that dropout uses
         )
         for read in loader:
@@ -120,11 +115,7 @@ class Streaming(Part):
             yield read
 
     def _batch(self, read: Read) -> Batch:
-        return Batch(self.normal(read.images), read.targets.to(self._device, non_blocking=True).long())
-
-    def normal(self, images: Tensor) -> Tensor:
-        pixels = images.to(self._device, non_blocking=True).float()
-        return torch.addcmul(self._offset, pixels, self._scale).contiguous(memory_format=self._format)
+        return Batch(self.normal(read.images), read.targets.to(self.normal.device, non_blocking=True).long())
 
 
 class Read(NamedTuple):

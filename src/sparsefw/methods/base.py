@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sparsefw.data.batches import Batch
 from sparsefw.optim import SFW
-from sparsefw.typed import ConfigError, Section, did_you_mean, parse
+from sparsefw.typed import ConfigError, Section, parse
+from sparsefw.words import did_you_mean
 
 # Forward, loss and backward on one batch: gradients are added to .grad, sums of metrics come back.
 Backward = Callable[[Batch], Tensor]
@@ -43,7 +44,8 @@ class Method(Section, ABC):
     """A training method, which is its own typed configuration. The hooks, in the order in which a run calls them:
 
     optimizer     once: the optimizer for the model's parameters
-    gradients     every step: leave gradients in .grad. One forward-backward here; methods that look twice override it
+    gradients     every step, for every part of its batch: add gradients to .grad. One forward-backward here; methods that
+                  look twice override it
     penalty       every step, inside the loss: a term to add to it, or None
     after_step    when the weights have moved
     after_epoch   when an epoch has ended, after its last step

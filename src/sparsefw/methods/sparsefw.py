@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.optim import KINDS, SFW, constrain
-from sparsefw.typed import did_you_mean
+from sparsefw.words import did_you_mean
 
 
 @register
@@ -47,6 +47,12 @@ class SparseFW(Method):
         if isinstance(value, bool):
             raise ValueError("must be an int (a count) or a float in (0, 1] (a fraction)")
         return value
+
+    @model_validator(mode="after")
+    def _no_idle_k(self) -> Self:
+        if ":" in self.kind and self.k is not None and "k" in self.model_fields_set:
+            raise ValueError(f"k: {self.kind} says itself how many may grow; leave it out")
+        return self
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         k = None if ":" in self.kind else self.k

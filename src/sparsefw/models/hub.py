@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from sparsefw.words import did_you_mean
 
 # Schemas live as long as the library object that defined them.
 _SCHEMAS: list[torch.library.Library] = []
@@ -90,8 +91,7 @@ def check_names(name: str, make: Callable[..., Any], arguments: Iterable[str]) -
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"unknown model {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"unknown model {name!r}{did_you_mean(name, known)}"
 
 
 def _vision(name: str, load: Callable[[], Any]) -> Any:

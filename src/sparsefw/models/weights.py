@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefw.words import first_line
+
 # What a classifier has on top of what others build on, in torchvision's names and ours.
 CLASSIFIER = "fc.*"
 # How many batches a norm has seen: no weight, and older files of torchvision lack it.
@@ -199,13 +201,9 @@ def _read_file(path: Path) -> Any:
         try:
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"{path}: is damaged, or no safetensors file: {_first_line(error)}") from None
+            raise ValueError(f"{path}: is damaged, or no safetensors file: {first_line(error)}") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes end in many kinds of errors, and refused code in one of them
-        reason = f"is damaged, or holds more than tensors, which is never read: {_first_line(error)}"
+        reason = f"is damaged, or holds more than tensors, which is never read: {first_line(error)}"
         raise ValueError(f"{path}: {reason}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

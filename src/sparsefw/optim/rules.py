@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import inspect
 import math
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, GroupKSupportBall, KSupportBall, SpectralKSupportBall
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.words import did_you_mean
 
 Make = Callable[..., Ball]
 
@@ -155,7 +155,7 @@ def _types(kind: str | Make | None) -> tuple[type[nn.Module], ...] | None:
         return KINDS["weights"].types
     if kind not in KINDS:
         raise ValueError(
-            f"unknown kind {kind!r}{_did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4"
+            f"unknown kind {kind!r}{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4"
         )
     return KINDS[kind].types
 
@@ -171,9 +171,4 @@ def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
         types = rule.types if rule.types is not None else _types(rule.kind)
         wanted = " or ".join(t.__name__ for t in types or ())
         return f"rule {rule.match!r}: none of {', '.join(by_name[:3])}{' ...' * (len(by_name) > 3)} is the weight of a {wanted}"
-    return f"rule {rule.match!r} matches no trainable parameter{_did_you_mean(rule.match, names)}"
-
-
-def _did_you_mean(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(rule.match, names)}"

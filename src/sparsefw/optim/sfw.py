@@ -262,7 +262,9 @@ class SFW(torch.optim.Optimizer):
         ids = (i for group in groups for i in group["params"])
         for p, i in zip((p for group in self.param_groups for p in group["params"]), ids, strict=True):
             for key, value in saved.get(i, {}).items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and value.shape == p.shape:  # lying in memory as the weight does
+                    self.state[p][key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+                elif isinstance(value, Tensor):
                     self.state[p][key] = value.to(device=p.device, copy=True)
         self._stacks = {}
         self._entered = {index: group["region"] for index, group in enumerate(self.param_groups)}

@@ -149,14 +149,9 @@ def _configurations(runs: Sequence[Run]) -> str:
 
 
 def _commands(runs: Sequence[Run]) -> str:
-    """By the names of the recipes. Changes made on the command line, other than the seed, are in config.yaml only."""
-    seeds = [f" --set seed={run.config['seed']}" if run.config.get("seed") else "" for run in runs]
-    lines = dict.fromkeys(
-        f"sparsefw train {shlex.quote(run.name)}{seed}" for run, seed in zip(runs, seeds, strict=True)
-    )
-    note = (
-        "The config.yaml of a run folder is a recipe as well: sparsefw train FOLDER/config.yaml repeats that very run."
-    )
+    """From the run folders' own configurations: whatever was changed on the command line is in them."""
+    lines = [f"sparsefw train {shlex.quote(str(run.folder / 'config.yaml'))} --out NEW" for run in runs]
+    note = "Add --data DIR where the data do not come with the package. NEW: a folder that is not there yet."
     return _section("Run it again", f'<pre>{escape(chr(10).join(lines))}</pre>\n<p class="note">{escape(note)}</p>')
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,16 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose content is what was written; damaged ones are left where they are, with a warning."""
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
+    """The newest checkpoint whose content is what was written, and newer ones that are damaged: these stay where they are."""
+    damaged: list[Path] = []
     for _, path in _files(folder):
-        digest = hashlib.sha256()
         with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        if path.name.endswith(f"{digest.hexdigest()}.safetensors"):
-            return path
-        warnings.warn(
-            f"{path} is damaged: its content is not what was written; the checkpoint before is taken", stacklevel=2
-        )
-    return None
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if path.name.endswith(f"{digest}.safetensors"):
+            return path, damaged
+        damaged.append(path)
+    return None, damaged
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -13,16 +13,28 @@ from sparsefw.train.schedule import Schedule
 from sparsefw.typed import Section
 
 
+class WeightsConfig(Section):
+    """Weights to start from.
+
+    file         safetensors, or a .pth of which nothing but tensors is read
+    into         the part of the network they are of: "backbone" puts a classifier's into a PSPNet
+    leave_out    names that are not taken, such as "fc.*" where the file's classes are others
+    """
+
+    file: Path
+    into: str | None = None
+    leave_out: tuple[str, ...] = ()
+
+
 class ModelConfig(Section):
     """Which network. The number of classes and of input channels are the data's, unless `arguments` say otherwise.
 
     name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", "package.module:function"
-    weights     a file to start from; a classifier's also as the backbone of a PSPNet
     """
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
-    weights: Path | None = None
+    weights: WeightsConfig | None = None
 
 
 class TrainConfig(Section):
@@ -44,7 +56,7 @@ class TrainConfig(Section):
     rest_lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     schedule: Schedule = Schedule()
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    mixup: float = Field(default=0.0, ge=0)
+    mixup: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     ema: float | None = Field(default=None, gt=0, lt=1)
     evaluate_every: int = Field(default=1, ge=1)
 
@@ -56,7 +68,7 @@ class TrainConfig(Section):
 
 
 class EngineConfig(Section):
-    """Where and in which precision: nothing here changes what is computed, rounding apart. None: what is fastest and safe.
+    """Where, in which precision and how fast. None: what is fastest and safe here.
 
     device              "auto", "cpu", "cuda", "cuda:1"
     precision           "auto": bf16 on a GPU that has it, else fp32; "fp16" scales the loss

@@ -15,8 +15,10 @@ REFRESH = 0.5  # seconds: reading figures from a GPU waits for it, so not in eve
 class Display:
     """Used in a `with` block. `quiet` shows nothing."""
 
-    def __init__(self, title: str, quiet: bool) -> None:
-        self._title = title
+    def __init__(self, title: str, quiet: bool, first: bool = True) -> None:
+        """first: whether this is the first of several processes; the others are silent."""
+        quiet = quiet or not first
+        self._title, self._first = title, first
         self._bar: Any = None
         self._live = not quiet and sys.stderr.isatty()
         self._lines = not quiet and not self._live
@@ -40,11 +42,11 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def note(self, text: str) -> None:
-        """A line that stays."""
+    def note(self, text: str, warning: bool = False) -> None:
+        """A line that stays; a warning also where the user asked for quiet."""
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
-        elif self._lines:
+        elif self._lines or (warning and self._first):
             print(text, file=sys.stderr, flush=True)
 
     def stepped(self, t: Training, lr: float) -> None:

@@ -113,7 +113,7 @@ def on_first(share: Share, action: Callable[[], T]) -> T:
     if share.rank == 0:
         try:
             outcome[0] = action()
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is: the others wait
             if share.world == 1:
                 raise
             outcome[1] = error

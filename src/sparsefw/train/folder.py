@@ -1,6 +1,7 @@
 """The run folder: the only contract between training, compression and reports.
 
 config.yaml          the whole configuration
+regions.txt          which layer is constrained to which region, and what is left out
 metrics.jsonl        a line per epoch
 checkpoints/         while training
 model.safetensors    the trained network, with what is needed to build it again
@@ -15,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -26,15 +28,16 @@ from typing import Any, TextIO
 from torch import nn
 
 from sparsefw.compression.files import ArtifactError, read_json, read_tensors
-from sparsefw.durable import is_leftover, replaced_file, sweep, write_text
+from sparsefw.durable import is_leftover, replaced_file, sweep, write_json, write_text
 from sparsefw.environment import environment
 from sparsefw.models import MODELS, build
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_config, write_config
-from sparsefw.typed import ConfigError
+from sparsefw.typed import ConfigError, flat
 
 LOCK = ".lock"
-ENGINE = "engine"  # the one section that may change between a start and a resume: it changes no mathematics
+# What may change between a start and a resume: where and how fast, and what is done with the result.
+MAY_CHANGE = re.compile(r"engine\.(?!accumulate$)|track|curve\.")
 
 
 @dataclass(frozen=True)
@@ -100,16 +103,18 @@ class RunFolder:
         elif any(name != LOCK and not is_leftover(name) for name in os.listdir(self.path)):
             raise ConfigError(f"{self.path} holds files, but no run; choose another --out")
 
-    def begin(self, config: RunConfig) -> None:
+    def begin(self, config: RunConfig, regions: str = "") -> None:
         for folder in (self.path, self.checkpoints):
             sweep(folder)
         write_text(self.path / "config.yaml", write_config(config))
+        if regions:
+            write_text(self.path / "regions.txt", regions + "\n")
         write_json(self.path / "environment.json", {**environment(), "code": code_version()})
 
     def _same(self, config: RunConfig) -> None:
-        old, new = _flat(self.config.plain()), _flat(config.plain())
+        old, new = flat(self.config.plain()), flat(config.plain())
         for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key) and not key.startswith((f"{ENGINE}.", "track", "curve.")):
+            if old.get(key) != new.get(key) and not MAY_CHANGE.match(key):
                 raise ConfigError(
                     f"{self.path} holds a run with {key}={old.get(key)!r}, this one has {new.get(key)!r}; "
                     "choose another --out, or remove the folder"
@@ -120,7 +125,7 @@ class RunFolder:
 
         tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
         with replaced_file(self.path / "model.safetensors") as aside:
-            save_file(tensors, str(aside), {"sparsefw": json.dumps({**about, "model": _built_from(model)})})
+            save_file(tensors, str(aside), {"sparsefw": json.dumps({**about, "model": model.built_from})})
 
     def load_model(self, trust: bool = False) -> tuple[nn.Module, dict[str, Any]]:
         """The trained network and what was noted about it."""
@@ -153,10 +158,6 @@ class RunFolder:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
-def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(data, indent=1) + "\n")
-
-
 def code_version() -> dict[str, Any]:
     """The package's version, a hash of its sources, and the commit where it runs from a repository."""
     from sparsefw import __version__
@@ -175,14 +176,3 @@ def code_version() -> dict[str, Any]:
             return found
         found[key] = done.stdout.strip() if key == "commit" else bool(done.stdout.strip())
     return found
-
-
-def _built_from(model: nn.Module) -> Any:
-    return model.built_from
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from sparsefw.durable import write_text
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError
+from sparsefw.typed import ConfigError, flat
 
 
 class MetricsFile:
@@ -131,7 +131,7 @@ class MLflow(Tracker):
                 self._run = run.info.run_id
                 return
         self._run = self._client.create_run(experiment, run_name=config.name, tags={"folder": whole}).info.run_id
-        for name, value in _flat(config.plain()).items():
+        for name, value in flat(config.plain(), "/").items():
             self._client.log_param(self._run, name, value)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
@@ -157,11 +157,4 @@ def trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
 
 
 def flat_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in _flat(row).items() if isinstance(value, (int, float))}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+    return {name: float(value) for name, value in flat(row, "/").items() if isinstance(value, (int, float))}

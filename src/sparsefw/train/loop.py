@@ -47,6 +47,7 @@ class Training:
     average: Average | None
     advance: Callable[[Batch], Tensor]
     rates: Rates
+    regions: str = ""  # which layer got which
     step: int = 0
     clock: Clock = field(default_factory=lambda: Clock())
     sums: Tensor = field(init=False)  # of the epoch so far
@@ -155,7 +156,7 @@ def train(training: Training, watcher: Watcher) -> None:
         epoch, start = divmod(t.step, t.steps_per_epoch)
         t.clock.start()
         for batch in t.data.train.training(epoch, start, config.data.batch_size):
-            torch.manual_seed(int(generator(config.seed, t.step, share.rank).integers(2**62)))
+            torch.manual_seed(int(generator("network", config.seed, t.step, share.rank).integers(2**62)))
             lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
             t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
             t.step += 1
@@ -185,7 +186,7 @@ def mixed(batch: Batch, config: RunConfig, classes: int, step: int) -> Batch:
     """mixup: every image and its label blended with its neighbour's (Zhang et al., arXiv:1710.09412)."""
     if not config.train.mixup:
         return batch
-    share = float(generator(config.seed, step, 4).beta(config.train.mixup, config.train.mixup))
+    share = float(generator("mixup", config.seed, step).beta(config.train.mixup, config.train.mixup))
     labels = functional.one_hot(batch.targets, classes).float()
     return Batch(torch.lerp(batch.inputs.roll(1, 0), batch.inputs, share), torch.lerp(labels.roll(1, 0), labels, share))
 

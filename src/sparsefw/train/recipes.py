@@ -6,6 +6,7 @@ A file states what its variants share; each variant adds its method (and whateve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import yaml
 
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, did_you_mean, parse
+from sparsefw.typed import ConfigError, parse
+from sparsefw.words import did_you_mean
 
 SHIPPED = resources.files("sparsefw") / "recipes"
 
@@ -90,7 +92,14 @@ def _read(text: str, where: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Of two equal keys YAML would silently take the last."""
+    """YAML as people expect it: 5e-4 is a number, 2:4 is none (but 124, to the base of 60), equal keys are a mistake."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  (its own copy: the class of all SafeLoaders stays as it is)
+        first: [
+            (tag, pattern) for tag, pattern in known if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        ]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -99,6 +108,14 @@ class _Loader(yaml.SafeLoader):
                 None, None, f"the key {twice[0]!r} stands there twice", node.start_mark
             )
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"(?:[-+]?(?:[0-9]+\.[0-9]*|\.?[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$"),
+    list("-+.0123456789"),
+)
 
 
 def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
@@ -136,19 +153,9 @@ def _change(text: str) -> dict[str, Any]:
     if not equals or not key.strip(" ."):
         raise ConfigError(f"--set {text!r}: must be KEY=VALUE, such as train.epochs=5")
     try:
-        parsed = _number(yaml.safe_load(value))
+        parsed = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {text!r}: the value is not YAML") from None
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
     return dict(parsed)
-
-
-def _number(value: Any) -> Any:
-    """YAML takes 5e-4, without a point, for a text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsefw.data.batches import Share
 from sparsefw.data.opening import Data, open_data
@@ -29,6 +29,7 @@ from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_mo
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
 from sparsefw.typed import ConfigError
+from sparsefw.words import first_line
 
 AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
@@ -50,9 +51,9 @@ def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: 
         if finished is not None:
             return finished
         check_trackers(config)
-        with Display(config.name, quiet or share.rank > 0) as display:
+        with Display(config.name, quiet, share.rank == 0) as display:
             training = prepare(config, data_folder, display)
-            on_first(share, lambda: folder.begin(config))
+            on_first(share, lambda: folder.begin(config, training.regions))
             _resume(training, folder, display)
             with Recorder(folder, training, display) as watcher:
                 train(training, watcher)
@@ -88,22 +89,22 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     if config.train.mixup and data.task != "classification":
         raise ConfigError("train.mixup mixes labels of whole images: it is for classification")
     torch.manual_seed(config.seed)
-    model = engine.place(build_model(config, data, display))
-    settings = config.train
+    model = fitting(engine.place(build_model(config, data, display)), data, engine.device)
+    settings, regions = config.train, list[str]()
     rest_lr = settings.lr if settings.rest_lr is None else settings.rest_lr
     optimizer = config.method.optimizer(
         model,
         OptimizerSettings(
             settings.lr, settings.momentum, settings.weight_decay, settings.nesterov, settings.rest, rest_lr, steps
         ),
-        None,
+        regions.append,
     )
     scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
     average = None if settings.ema is None else Average(model, settings.ema)
     step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
-    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates)
+    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates, "\n".join(regions))
 
 
 def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
@@ -116,8 +117,23 @@ def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
         if argument is not None and value != usual:
             given.setdefault(argument, value)
     model = build(name, **given)
-    if config.model.weights is not None:
-        display.note(str(load_weights(model, config.model.weights)))
+    if (weights := config.model.weights) is not None:
+        display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
+    return model
+
+
+def fitting(model: nn.Module, data: Data, device: torch.device) -> nn.Module:
+    """The model, tried on two images: one line where it does not fit the data, instead of an error deep in torch."""
+    shape = (2, *data.shape)
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(shape, device=device))
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"model: does not fit inputs of shape {shape}: {first_line(error)}") from error
+    wanted = (2, data.classes) if data.task == "classification" else (2, data.classes, *data.shape[1:])
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if found != wanted:
+        raise ConfigError(f"model: gives {found} for inputs of shape {shape}; the data need {wanted}")
     return model
 
 
@@ -130,10 +146,14 @@ def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
 
 def _resume(training: Training, folder: RunFolder, display: Display) -> None:
     """From the newest whole checkpoint, the same for all processes."""
-    chosen = on_first(training.engine.share, lambda: newest_checkpoint(folder.checkpoints))
+    chosen, damaged = on_first(training.engine.share, lambda: newest_checkpoint(folder.checkpoints))
+    for path in damaged:
+        display.note(f"{path} is damaged: its content is not what was written", warning=True)
     if chosen is not None:
         training.load(load_checkpoint(chosen))
-        display.note(f"going on from step {training.step:,} of {training.steps:,}")
+        display.note(f"going on from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
+    elif damaged:
+        display.note("no whole checkpoint is left: starting again", warning=True)
 
 
 def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
@@ -147,7 +167,7 @@ def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
         "steps": t.steps,
         "seconds": seconds,
         "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
-        "skipped_images": t.data.train.skipped,
+        "skipped_images": sum(part.skipped for part in (t.data.train, t.data.validation, t.data.test) if part),
     }
     if t.engine.share.rank == 0:
         about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}

@@ -27,6 +27,9 @@ class Schedule(Section):
     def _ordered(self) -> Self:
         if any(not 0 < m < 1 for m in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones={list(self.milestones)}: must be fractions between 0 and 1, in rising order")
+        idle = {"milestones", "factor"} & self.model_fields_set if self.kind != "step" else set()
+        if idle and any(getattr(self, name) != type(self).model_fields[name].default for name in idle):
+            raise ValueError(f"{sorted(idle)[0]}: only a schedule of kind 'step' has it, this one is {self.kind!r}")
         return self
 
     def at(self, step: int, steps: int, steps_per_epoch: int) -> float:

@@ -34,9 +34,8 @@ class Step:
     ) -> None:
         self.engine, self.model, self.method, self.task = engine, model, method, task
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
-        self.net: Callable[[Tensor], Tensor] = self._parallel(model)
-        if engine.compile:
-            self.net = torch.compile(self.net)
+        self._whole = self._parallel(model)
+        self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
         self._penalised = method.overrides("penalty")
 
     def _parallel(self, model: nn.Module) -> nn.Module:
@@ -70,8 +69,8 @@ class Step:
 
     def _unsynchronised(self, more_to_come: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients of all but the last part of a batch wait to be averaged over the processes."""
-        parallel = isinstance(self.net, nn.parallel.DistributedDataParallel)
-        return self.net.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[attr-defined]
+        parallel = isinstance(self._whole, nn.parallel.DistributedDataParallel)
+        return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
 
 
 class CapturedStep:

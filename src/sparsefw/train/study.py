@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import Curve, compress, curve
 from sparsefw.compression.api import Compressed
 from sparsefw.data.opening import Data, open_data
-from sparsefw.train.config import RunConfig
+from sparsefw.durable import write_json
+from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
-from sparsefw.train.folder import RunFolder, write_json
+from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import evaluate
 from sparsefw.train.tasks import Task, task_for
 from sparsefw.typed import ConfigError
 
 SPLITS = ("test", "validation")
+HOW = ("score", "allocation", "refit")  # written beside a curve: what else its figures depend on
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class Study:
 
     @classmethod
     def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> Study:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("curves and compression run in one process: without torchrun")
         folder = RunFolder(path)
         config = folder.config
         model, _ = folder.load_model(trust)
-        engine = engine_for(
-            config.model_copy(update={"engine": config.engine.model_copy(update={"device": device})}), 0
-        )
+        # Of what the training ran on, only the readers matter here: a run of a GPU is compressed on a CPU, too.
+        here = EngineConfig(device=device, workers=config.engine.workers)
+        engine = engine_for(config.model_copy(update={"engine": here}), 0)
         data = open_data(
             config.data,
             data_folder,
@@ -51,13 +55,10 @@ class Study:
             workers=engine.workers,
         )
         task = task_for(data.task, data.classes, 0.0, data.ignore_label)
-        # Compression works on one device with float32 weights; the memory format is kept.
-        model = model.to(engine.device)
-        model = model.to(memory_format=torch.channels_last) if engine.channels_last else model  # type: ignore[call-overload]
-        return cls(folder, config, model, data, task, engine)
+        return cls(folder, config, engine.place(model), data, task, engine)
 
-    def calibration(self, images: int | None = None) -> Iterable[Tensor]:
-        return self.data.train.sample(self.config.curve.calibration if images is None else images)
+    def calibration(self, images: int) -> Iterable[Tensor]:
+        return self.data.train.sample(images)
 
     def metrics(self, model: nn.Module, split: str = "test") -> dict[str, float]:
         part = self.data.test if split == "test" else self.data.validation
@@ -82,17 +83,19 @@ class Study:
     ) -> Curve:
         """Accuracy against ratio; written to the run folder's curves/."""
         kind = self.config.curve.kind if kind is None else kind
+        images = how.pop("calibration", None) or self.config.curve.calibration
         own = self.config.curve.at if kind == self.config.curve.kind else type(self.config.curve)().at
         found = curve(
             self.model,
             kind,
             list(own if at is None else at),
             form=form,
-            calibration=self.calibration(how.pop("calibration", None)),
+            calibration=self.calibration(images),
             evaluate=self.metric(split),
             **how,
         )
-        record = {**found.to_json(), "metric": self.task.metric, "split": split}
+        measured = {"metric": self.task.metric, "split": split, "calibration": images}
+        record = {**found.to_json(), **measured, **{key: how[key] for key in HOW if key in how}}
         where = (
             "curves" if split == "test" else f"curves-{split}"
         )  # what was chosen by is never mixed with what is reported
@@ -104,4 +107,4 @@ class Study:
         target = how.get("target")
         if isinstance(target, str) and target.startswith("drop"):
             how["evaluate"] = self.metric("validation")
-        return compress(self.model, calibration=self.calibration(calibration), **how)
+        return compress(self.model, calibration=self.calibration(calibration or self.config.curve.calibration), **how)

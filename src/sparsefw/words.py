@@ -1,0 +1,18 @@
+"""Words for errors, in one place: what was perhaps meant, and the first line of what others say."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean 'filters'?", or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """Errors of torch and others fill pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
