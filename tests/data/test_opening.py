@@ -148,9 +148,9 @@ def test_decoded_images_are_kept_in_the_cache(tmp_path, cache):
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEFW_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path / "decoded"
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("SPARSEFW_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "sparsefw" / "decoded"
+    assert cache_folder() == tmp_path / "xdg" / "sparsefw"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "sparsefw" / "decoded"
+    assert cache_folder() == Path.home() / ".cache" / "sparsefw"

@@ -11,7 +11,7 @@ from data.opened import normalised, opened, rows, whole
 from data.written import encoded, picture, put, write
 from sparsefw.data import resident
 from sparsefw.data.augment import Augment
-from sparsefw.data.batches import Share
+from sparsefw.data.batches import Normal, Share
 from sparsefw.data.decoded import Decoded
 from sparsefw.data.resident import Resident, Stored
 
@@ -169,10 +169,9 @@ def test_corrupt_images_are_left_out_and_counted(tmp_path):
 def in_memory(images, size, **augment):
     """A part of uint8 images with mean 0 and deviation 1/255: pixels stay what they are."""
     channels = images.shape[1]
-    stored = Stored(
-        Decoded(images, np.zeros(len(images), np.int64)), (0.0,) * channels, (1 / 255,) * channels, torch.device("cpu")
-    )
-    return Resident(stored, np.arange(len(images)), size, Augment(**augment), 0, Share(), False)
+    stored = Stored(Decoded(images, np.zeros(len(images), np.int64)), torch.device("cpu"))
+    normal = Normal((0.0,) * channels, (1 / 255,) * channels, torch.device("cpu"))
+    return Resident(stored, np.arange(len(images)), size, Augment(**augment), 0, Share(), normal)
 
 
 def test_resized_crops_are_evaluated_on_their_middle():

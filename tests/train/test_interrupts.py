@@ -132,7 +132,7 @@ def test_another_setting_in_the_same_folder_is_refused_and_named(tmp_path, chang
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
 
-@pytest.mark.parametrize("change", ["engine.accumulate=2", "curve.at=[0.5]", "track=[tensorboard]"])
+@pytest.mark.parametrize("change", ["engine.checkpoint_seconds=7", "curve.at=[0.5]", "track=[tensorboard]"])
 def test_what_does_not_change_the_training_may_be_another(tmp_path, change):
     first = fit(small(), tmp_path, quiet=True)
     assert fit(small(change), tmp_path, quiet=True) == first

@@ -105,7 +105,7 @@ def test_sgd_is_torchs_sgd_bit_for_bit(nesterov, weight_decay):
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights", "neurons", "2:4"])
 def test_sparsefw_keeps_every_constrained_weight_inside_its_region(kind):
     net = small()
-    step = step_of(net, SparseFW(kind=kind, k=0.5, w=1.0), 4, settings={"lr": 0.5})
+    step = step_of(net, SparseFW(kind=kind, k=None if ":" in kind else 0.5, w=1.0), 4, settings={"lr": 0.5})
     for i in range(10):
         step(batch(seed=i))
     constrained = [(g["region"], p) for g in step.optimizer.param_groups if g["region"] for p in g["params"]]

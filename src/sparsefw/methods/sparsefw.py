@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -48,13 +48,15 @@ class SparseFW(Method):
             raise ValueError("must be an int (a count) or a float in (0, 1] (a fraction)")
         return value
 
-    @model_validator(mode="after")
-    def _no_idle_k(self) -> Self:
-        if ":" in self.kind and self.k is not None and "k" in self.model_fields_set:
-            raise ValueError(f"k: {self.kind} says itself how many may grow; leave it out")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _pattern_without_k(cls, values: Any) -> Any:
+        if isinstance(values, dict) and ":" in str(values.get("kind")):
+            if values.get("k") is not None:
+                raise ValueError(f"k: {values['kind']} says itself how many may grow; leave it out")
+            return {**values, "k": None}
+        return values
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        k = None if ":" in self.kind else self.k
         size = {"steps": settings.steps} if self.w is None else {"w": self.w}
-        return settings.make(constrain(model, self.kind, k=k, report=report, **size))
+        return settings.make(constrain(model, self.kind, k=self.k, report=report, **size))
