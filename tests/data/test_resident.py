@@ -188,7 +188,7 @@ def test_images_of_another_size_are_trained_on_as_they_are_evaluated():
     images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8)
     part = in_memory(images, (12, 12))
     assert set(rows(part.training(0, 0, 6))) == set(rows(part.evaluation()))
-    mirrored = [x for epoch in range(3) for x in rows(in_memory(images, (12, 12), flip=True).training(epoch, 0, 6))]
+    mirrored = [x for epoch in range(20) for x in rows(in_memory(images, (12, 12), flip=True).training(epoch, 0, 6))]
     both = {x.numpy().tobytes() for y in whole(part).inputs for x in (y, y.flip(-1).contiguous())}
     assert {x for x, _ in mirrored} == both
     cropped = torch.cat([batch.inputs for batch in in_memory(images + 1, (12, 12), crop=3).training(0, 0, 6)])
