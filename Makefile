@@ -23,6 +23,7 @@ $(USABLE): pyproject.toml constraints.txt
 
 demo: $(USABLE)  ## train a small network once by SGD and by SparseFW, shrink both, draw the picture
 	$(BIN)/sparsefw demo
+	@echo "Here, sparsefw is $(BIN)/sparsefw; or first: . $(BIN)/activate"
 
 quickstart: $(USABLE)  ## the same idea in 40 lines of Python
 	$(BIN)/python examples/quickstart.py

@@ -60,6 +60,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     try:
         yield aside
         for path in aside.iterdir():
+            path.chmod(0o644)  # some writers make files that nobody else may read
             flush(path)
         flush(aside)
         aside.chmod(0o755)

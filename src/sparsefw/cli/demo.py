@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from sparsefw.cli.output import say
 from sparsefw.cli.small import Outcome, compress_run
 from sparsefw.report import curves_figure, ratio_table, read_runs, save_figure, write_page
@@ -20,14 +22,15 @@ What you just saw: the same small ResNet was trained three times on handwritten 
 filters and once with few singular directions allowed to grow. Then filters or singular values were removed, and nothing was
 trained again: "plain" only recomputes the BatchNorm statistics, "refit" also fits what is left in closed form to what the whole
 network computed, without labels. The small model was chosen on validation images; the figures are of test images."""
-NEXT = """\
-What to type next:
-  sparsefw compress {run}/filters --filters 0.8 -o small --onnx    another size, from the same training
-  sparsefw train digits-resnet-weights                             another constraint
-  sparsefw list recipes                                            CIFAR-10, ImageNet, CityScapes, ..., each with --data DIR"""
+NEXT = {
+    "sparsefw compress {run}/filters --filters 0.8 -o small --onnx": "another size, from the same training",
+    "sparsefw train digits-resnet-weights": "another constraint",
+    "sparsefw list recipes": "CIFAR-10, ImageNet, CityScapes, ..., each with --data DIR",
+}
 
 
 def run_demo(folder: Path, seed: int, quiet: bool) -> Outcome:
+    torch.set_num_threads(1)  # a small network gains little from threads, and on shared cores they wait for each other
     studies = {}
     for variant in CURVES:
         config = load_recipe(f"{RECIPE}-{variant}", seed=seed)
@@ -53,8 +56,13 @@ def run_demo(folder: Path, seed: int, quiet: bool) -> Outcome:
         lines.append(ratio_table(runs, kind, "removed").text() + "\n")
         pictures.append(save_figure(curves_figure(runs, kind, "removed"), folder / kind)[0])
     page = write_page(folder / "index.html", runs, damaged, intro=SHOWN)
-    lines += [f"the smallest network within {DROP} points of the dense one, by its filters:", small.text, "", SHOWN]
-    lines += ["", f"Look at {', '.join(map(str, pictures))}, and at {page} in a browser.", NEXT.format(run=folder)]
+    judges = studies["filters"].data.validation
+    assert judges is not None  # the recipe holds some out
+    lines.append(f"the smallest network within {DROP} points of the dense one on the {len(judges)} validation images:")
+    lines += [small.text, "", SHOWN, "", f"Look at {', '.join(map(str, pictures))}, and at {page} in a browser."]
+    commands = {command.format(run=folder): about for command, about in NEXT.items()}
+    width = max(map(len, commands))
+    lines += ["What to type next:", *(f"  {command:{width}}   {about}" for command, about in commands.items())]
     record = {
         "page": page,
         "pictures": pictures,

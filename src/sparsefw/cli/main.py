@@ -72,6 +72,7 @@ def train(
     torchrun --nproc-per-node 4 -m sparsefw train imagenet-resnet50-rank --data DIR
     """
     from sparsefw.train import fit, load_recipe
+    from sparsefw.train.folder import is_own_code
     from sparsefw.train.recipes import write_config
 
     config = load_recipe(recipe, set_ or (), seed=seed)
@@ -82,7 +83,8 @@ def train(
     metric = found["metric"]
     figures = [f"{name} {found[name][metric]:.2f}" for name in ("validation", "test") if found[name]]
     text = f"{config.name}: {metric} {', '.join(figures)}; {found['images_per_second']:,.0f} images/s\n{folder}"
-    return result({"run": folder, **found}, json, f"{text}: next, `sparsefw curve {folder}`")
+    trust = " --trust" if is_own_code(config.model.name) else ""
+    return result({"run": folder, **found}, json, f"{text}: next, `sparsefw curve {folder}{trust}`")
 
 
 @app.command()
@@ -158,6 +160,10 @@ def compress(
     from sparsefw.cli.small import compress_run
     from sparsefw.train.study import Study
 
+    if filters is rank is weights is target is None:
+        raise ValueError(
+            "how much? give --filters, --rank or --weights, the fraction to remove, or --target params=0.3"
+        )
     amount = weights if weights is None or ":" in weights else number(weights, "--weights")
     study = Study.open(run, data, device, trust)
     how = dict(

@@ -38,16 +38,21 @@ def verb(body: F) -> F:
 
     @functools.wraps(body)
     def command(*args: Any, **kwargs: Any) -> Any:
-        from sparsefw.train import Interrupted
-
+        if (
+            os.getcwd() not in sys.path
+        ):  # as with `python -m`: networks of the user's own are found in the current folder
+            sys.path.append(os.getcwd())
         try:
             return body(*args, **kwargs)
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            say(str(stopped) or "interrupted")
+        except KeyboardInterrupt:
+            say("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
+            if type(error).__name__ == "Interrupted":  # by name: importing it here would take seconds
+                say(str(error))
+                raise typer.Exit(INTERRUPTED) from None
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
             bad_input = isinstance(error, ValueError)

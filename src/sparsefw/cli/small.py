@@ -40,24 +40,15 @@ def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Ou
         "milliseconds": times,
         "request": small.plan.request,
     }
-    lines = ["there are neither test nor validation images: not evaluated"] * (not measured)
-    lines += [_change(f"{metric} on the {split} images", *(found[metric] for found in measured.values()))] * bool(
-        measured
-    )
-    if "metric" in small.plan.request:
-        lines.append(
-            _change(f"{metric} on the validation images, by which it was chosen", *small.plan.request["metric"])
-        )
-    lines.append(repr(small))
+    lines = ["there are neither test nor validation images: not evaluated"]
+    if measured:
+        lines = [f"{metric} on the {split} images: {' -> '.join(f'{m[metric]:.2f}' for m in measured.values())}"]
+    lines.append(small.summary("validation"))
     lines += [
-        f"{name + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x, batch 1)"
+        f"{name.removesuffix('runtime') + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x faster, batch 1)"
         for name, (dense, now) in times.items()
     ]
     return Outcome(record, "\n".join([*lines, str(out)]))
-
-
-def _change(what: str, before: float, after: float) -> str:
-    return f"{what}: {before:.2f} -> {after:.2f}"
 
 
 def latencies(dense: nn.Module, small: nn.Module, example: Any, onnx: bool) -> dict[str, tuple[float, float]]:

@@ -29,11 +29,14 @@ class Compressed:
     example: Any = field(repr=False)
 
     def __repr__(self) -> str:
-        """What was done, what it costs, what was left."""
+        return self.summary()
+
+    def summary(self, metric: str = "metric") -> str:
+        """What was done, what it costs, what was left; `metric` is what a target drop= was measured by."""
         request = self.plan.request
         rows = [f"removed: {', '.join(_amount_in_words(request, kind) for kind in request['removed'])}"]
         if "metric" in request:
-            rows.append(f"metric      {request['metric'][0]:>14.6g} -> {request['metric'][1]:>14.6g}")
+            rows.append(f"{metric:11} {request['metric'][0]:>14.6g} -> {request['metric'][1]:>14.6g}")
         if "milliseconds" in request:
             dense, small = request["milliseconds"]
             layers = f"sum of the layers at batch {request['batch']}"

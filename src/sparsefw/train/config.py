@@ -29,7 +29,8 @@ class WeightsConfig(Section):
 class ModelConfig(Section):
     """Which network. The number of classes and of input channels are the data's, unless `arguments` say otherwise.
 
-    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", "package.module:function"
+    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", or "package.module:function", which is given the
+                arguments alone
     """
 
     name: str

@@ -67,8 +67,11 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """No two processes train into one folder."""
-        while (file := self._lock()) is None:
-            pass
+        for _ in range(100):
+            if (file := self._lock()) is not None:
+                break
+        else:
+            raise ConfigError(f"{self.path} cannot be made; choose another --out")
         with file:
             try:
                 yield
@@ -82,8 +85,13 @@ class RunFolder:
         """The lock file, held; None where another process that left no trace removed it meanwhile: then once more."""
         if self.path.is_file():
             raise ConfigError(f"{self.path} is a file; choose another --out")
-        with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except (NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
+        except OSError:
+            return None
+        with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
             file = opened.enter_context((self.path / LOCK).open("w"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,6 +99,8 @@ class RunFolder:
                 raise ConfigError(
                     f"{self.path} is being trained into by another process; wait for it, or choose another --out"
                 ) from None
+            except OSError as error:
+                raise ConfigError(f"{self.path} cannot be locked: {error.strerror}") from None
             if os.path.samestat(os.fstat(file.fileno()), os.stat(self.path / LOCK)):
                 opened.pop_all()
                 return file
@@ -103,13 +113,21 @@ class RunFolder:
         elif any(name != LOCK and not is_leftover(name) for name in os.listdir(self.path)):
             raise ConfigError(f"{self.path} holds files, but no run; choose another --out")
 
-    def begin(self, config: RunConfig, regions: str = "") -> None:
+    def begin(self, config: RunConfig, regions: str = "", data: Path | None = None) -> None:
         for folder in (self.path, self.checkpoints):
             sweep(folder)
         write_text(self.path / "config.yaml", write_config(config))
         if regions:
             write_text(self.path / "regions.txt", regions + "\n")
-        write_json(self.path / "environment.json", {**environment(), "code": code_version()})
+        where = None if data is None else str(data.resolve())
+        write_json(self.path / "environment.json", {**environment(), "code": code_version(), "data": where})
+
+    @property
+    def data(self) -> Path | None:
+        """The folder that the data were read from, if it is still there."""
+        path = self.path / "environment.json"
+        where = read_json(path).get("data") if path.exists() else None
+        return Path(where) if where is not None and Path(where).is_dir() else None
 
     def _same(self, config: RunConfig) -> None:
         old, new = flat(self.config.plain()), flat(config.plain())
@@ -140,8 +158,7 @@ class RunFolder:
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged: {error}") from None
         record = about["model"]
-        source = record["name"].partition(":")[0]
-        if record["name"] not in MODELS and source not in ("timm", "torchvision") and not trust:
+        if is_own_code(record["name"]) and not trust:
             raise ConfigError(
                 f"{self.path}: its network is made by the code {record['name']!r}; add --trust to import and run that"
             )
@@ -156,6 +173,11 @@ class RunFolder:
     def forget_checkpoints(self) -> None:
         """Training is over: they are no longer needed."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+def is_own_code(model: str) -> bool:
+    """Whether a network of that name is made by code of the user's own, which is not run unless asked for."""
+    return model not in MODELS and model.partition(":")[0] not in ("timm", "torchvision")
 
 
 def code_version() -> dict[str, Any]:

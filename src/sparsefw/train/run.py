@@ -53,11 +53,14 @@ def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: 
         check_trackers(config)
         with Display(config.name, quiet, share.rank == 0) as display:
             training = prepare(config, data_folder, display)
-            on_first(share, lambda: folder.begin(config, training.regions))
+            on_first(share, lambda: folder.begin(config, training.regions, data_folder))
             _resume(training, folder, display)
             with Recorder(folder, training, display) as watcher:
                 train(training, watcher)
-            return _final(training, folder)
+            result = _final(training, folder)
+            if result["skipped_images"]:
+                display.note(f"{result['skipped_images']} corrupt images were left out", warning=True)
+            return result
 
 
 def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> dict[str, Any] | None:
@@ -89,7 +92,7 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     if config.train.mixup and data.task != "classification":
         raise ConfigError("train.mixup mixes labels of whole images: it is for classification")
     torch.manual_seed(config.seed)
-    model = fitting(engine.place(build_model(config, data, display)), data, engine.device)
+    model = fitting(engine.place(build_model(config, data, display)), config.model.name, data, engine.device)
     settings, regions = config.train, list[str]()
     rest_lr = settings.lr if settings.rest_lr is None else settings.rest_lr
     optimizer = config.method.optimizer(
@@ -122,18 +125,20 @@ def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
     return model
 
 
-def fitting(model: nn.Module, data: Data, device: torch.device) -> nn.Module:
+def fitting(model: nn.Module, name: str, data: Data, device: torch.device) -> nn.Module:
     """The model, tried on two images: one line where it does not fit the data, instead of an error deep in torch."""
     shape = (2, *data.shape)
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(shape, device=device))
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        raise ConfigError(f"model: does not fit inputs of shape {shape}: {first_line(error)}") from error
+        raise ConfigError(f"model {name} does not fit inputs of shape {shape}: {first_line(error)}") from error
     wanted = (2, data.classes) if data.task == "classification" else (2, data.classes, *data.shape[1:])
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if found != wanted:
-        raise ConfigError(f"model: gives {found} for inputs of shape {shape}; the data need {wanted}")
+        raise ConfigError(
+            f"model {name} gives {found} for inputs of shape {shape}; the data, of {data.classes} classes, need {wanted}"
+        )
     return model
 
 

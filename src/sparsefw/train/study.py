@@ -48,7 +48,7 @@ class Study:
         engine = engine_for(config.model_copy(update={"engine": here}), 0)
         data = open_data(
             config.data,
-            data_folder,
+            folder.data if data_folder is None else data_folder,
             device=engine.device,
             seed=config.seed,
             channels_last=engine.channels_last,
