@@ -1,9 +1,13 @@
-"""Words for errors, in one place: what was perhaps meant, and the first line of what others say."""
+"""Words for errors, in one place: what was perhaps meant, the first line of what others say, and what is no error at all."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
+    """The user or the system asked to stop; a checkpoint was written."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from sparsefw.durable import strict
+from sparsefw.words import Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -44,15 +45,12 @@ def verb(body: F) -> F:
             sys.path.append(os.getcwd())
         try:
             return body(*args, **kwargs)
-        except KeyboardInterrupt:
-            say("interrupted")
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            say(str(stopped) or "interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            if type(error).__name__ == "Interrupted":  # by name: importing it here would take seconds
-                say(str(error))
-                raise typer.Exit(INTERRUPTED) from None
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
             bad_input = isinstance(error, ValueError)

@@ -29,14 +29,10 @@ from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_mo
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
 from sparsefw.typed import ConfigError
-from sparsefw.words import first_line
+from sparsefw.words import Interrupted, first_line
 
 AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
-
-
-class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
-    """The user or the system asked to stop; a checkpoint was written."""
 
 
 def fit(config: RunConfig, path: Path, data_folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
