@@ -78,6 +78,7 @@ def test_one_process_writes_and_speaks(tmp_path):
         "environment.json",
         "metrics.jsonl",
         "model.safetensors",
+        "regions.txt",
         "result.json",
     ]
 

@@ -151,13 +151,13 @@ def test_with_all_checkpoints_damaged_it_starts_again_and_says_so(reference, tmp
 
 @pytest.mark.slow
 def test_the_engine_may_change_on_the_way(tmp_path):
-    """Parts of batches: the same run, rounding apart."""
+    """Other readers, other times of checkpoints: the same run."""
     folder = tmp_path / "run"
     own = ("digits-resnet-sgd", folder, OWN)
     process = start(command(*own))
     assert send_when(process, reached(folder, 20))
     ended(process, code=None)
-    trained(command(*own, "engine.accumulate=4", "engine.checkpoint_seconds=60"))
+    trained(command(*own, "engine.workers=1", "engine.checkpoint_seconds=60"))
     trained(command("digits-resnet-sgd", tmp_path / "whole", OWN))
     for found, expected in zip(untimed(folder), untimed(tmp_path / "whole"), strict=True):
         assert found["train"] == pytest.approx(expected["train"], rel=1e-4)
