@@ -161,6 +161,8 @@ def test_corrupt_images_are_left_out_and_counted(tmp_path):
     assert len(data.train) == 5
     assert data.train.skipped == 1
     assert whole(data.train).targets.tolist() == [0, 0, 0, 1, 1]
+    cut = opened("folder", tmp_path, resident=True, size=(8, 8), on_corrupt="skip", validation=0.4, batch_size=1)
+    assert cut.train.skipped == cut.validation.skipped == cut.skipped == 1  # of the same files, counted once
 
 
 # --- sizes

@@ -31,12 +31,9 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str]) 
             f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
     variants.sort(key=lambda name: name != f"{stem}-sgd")
-    rows = {
-        name: _row(load_recipe(name, changes), data, seconds) for name in variants
-    }  # one training in memory at a time
-    engine = rows[variants[0]].pop("engine")
-    for row in rows.values():
-        row.pop("engine", None)
+    # A function for each, so that one training is in memory at a time.
+    rows = {name: _row(load_recipe(name, changes), data, seconds) for name in variants}
+    engines = [row.pop("engine") for row in rows.values()]
     first = rows[variants[0]]["images_per_second"]
     width = max(map(len, rows))
     lines = [f"{'':{width}}  images/s   share of SGD   ms/step" + "   peak MiB" * torch.cuda.is_available()]
@@ -46,7 +43,7 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str]) 
         lines.append(
             f"{name:{width}}  {row['images_per_second']:8,.0f}   {row['share']:12.3f}   {row['milliseconds']:7.2f}{memory}"
         )
-    return Outcome({"rows": rows, "engine": engine, **environment()}, "\n".join([engine, *lines]))
+    return Outcome({"rows": rows, "engine": engines[0], **environment()}, "\n".join([engines[0], *lines]))
 
 
 def _row(config: RunConfig, data: Path | None, seconds: float) -> dict[str, Any]:

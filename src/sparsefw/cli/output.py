@@ -39,9 +39,8 @@ def verb(body: F) -> F:
 
     @functools.wraps(body)
     def command(*args: Any, **kwargs: Any) -> Any:
-        if (
-            os.getcwd() not in sys.path
-        ):  # as with `python -m`: networks of the user's own are found in the current folder
+        # As with `python -m`: networks of the user's own are found in the current folder.
+        if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:
             return body(*args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,6 +82,11 @@ class Part(ABC):
     @abstractmethod
     def skipped(self) -> int:
         """Corrupt images that were left out so far, where that was asked for."""
+
+    @property
+    def reader(self) -> Any:
+        """What has read the files and counted `skipped`; parts that are cut from the same files may share it."""
+        return self
 
 
 def sampled(indices: np.ndarray, images: int) -> np.ndarray:

@@ -59,6 +59,12 @@ class Data:
     shape: tuple[int, int, int]
     ignore_label: int | None
 
+    @property
+    def skipped(self) -> int:
+        """Corrupt images that were left out so far. Parts in memory may be cut from the same files: these count once."""
+        readers = {part.reader for part in (self.train, self.validation, self.test) if part is not None}
+        return sum(reader.skipped for reader in readers)
+
 
 def open_data(
     config: DataConfig,
@@ -87,15 +93,14 @@ def open_data(
 
     normal = Normal(info.mean, info.std, device, channels_last)
 
-    def part(source: Source, indices: np.ndarray | None, stored: Stored | None, augment: Augment) -> Part:
-        chosen = np.arange(len(source)) if indices is None else indices
+    def part(source: Source, stored: Stored | None, indices: np.ndarray | None = None) -> Part:
+        # In memory there may be fewer than in the source: corrupt ones were left out.
+        every = len(source) if stored is None else len(stored.images)
+        chosen = np.arange(every) if indices is None else indices
         if stored is not None:
-            every = np.arange(len(stored.images))  # fewer than the source's where corrupt ones were left out
-            chosen = every if indices is None else indices
-            return Resident(stored, chosen, size, augment, seed, share, normal)
+            return Resident(stored, chosen, size, config.augment, seed, share, normal)
         skip = config.on_corrupt == "skip"
-        settings = (size, augment, seed, share, normal, workers, skip)
-        return Streaming(source, chosen, *settings)
+        return Streaming(source, chosen, size, config.augment, seed, share, normal, workers, skip)
 
     def store(source: Source) -> Stored | None:
         if not resident:
@@ -112,15 +117,13 @@ def open_data(
         raise DataError(
             f"data.batch_size={config.batch_size}: {info.name} has {len(kept)} images to train on; take at most that"
         )
-    validation = part(train, held_out, stored, config.augment) if len(held_out) else None
+    validation = part(train, stored, held_out) if len(held_out) else None
     if own_validation and config.validation:
         source = info.open(folder, "val", cache)
-        validation = part(source, None, store(source), config.augment)
+        validation = part(source, store(source))
     tested = _test(info, folder, cache)
-    test = None if tested is None else part(tested, None, store(tested), config.augment)
-    return Data(
-        part(train, kept, stored, config.augment), validation, test, info.task, train.classes, shape, info.ignore_label
-    )
+    test = None if tested is None else part(tested, store(tested))
+    return Data(part(train, stored, kept), validation, test, info.task, train.classes, shape, info.ignore_label)
 
 
 def _test(info: DatasetInfo, folder: Path, cache: Path) -> Source | None:

@@ -46,6 +46,10 @@ class Resident(Part):
     def skipped(self) -> int:
         return self._data.skipped
 
+    @property
+    def reader(self) -> Stored:
+        return self._data
+
     def training(self, epoch: int, start: int, batch: int) -> Iterator[Batch]:
         steps, own = len(self) // batch, batch // self._share.world
         order = epoch_order(self._indices, self._seed, epoch)[: steps * batch]

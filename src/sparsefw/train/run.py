@@ -168,7 +168,7 @@ def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
         "steps": t.steps,
         "seconds": seconds,
         "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
-        "skipped_images": sum(part.skipped for part in (t.data.train, t.data.validation, t.data.test) if part),
+        "skipped_images": t.data.skipped,
     }
     if t.engine.share.rank == 0:
         about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
