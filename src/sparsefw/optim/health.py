@@ -53,17 +53,18 @@ class Health:
                     bad = [names[i] for i, ok in zip(members, fine.tolist(), strict=True) if not ok]
                     raise NonFiniteGradientError(bad, 1)
                 continue
-            self._count(tuple(names[i] for i in members), ~fine)
+            self.tally(tuple(names[i] for i in members), fine.device).add_(~fine)
             verdicts.append(fine.all())
         healthy: Tensor | None = None
         for verdict in verdicts:
             healthy = verdict if healthy is None else healthy & verdict.to(healthy.device)
         return healthy, norms  # type: ignore[return-value]
 
-    def _count(self, names: tuple[str, ...], bad: Tensor) -> None:
+    def tally(self, names: tuple[str, ...], device: torch.device) -> Tensor:
+        """How often the gradient of each was bad, to be counted up on the device."""
         if names not in self._tallies:
-            self._tallies[names] = torch.zeros(len(names), dtype=torch.int64, device=bad.device)
-        self._tallies[names].add_(bad)
+            self._tallies[names] = torch.zeros(len(names), dtype=torch.int64, device=device)
+        return self._tallies[names]
 
     def read(self) -> dict[str, int]:
         """Name -> number of steps with a non-finite gradient, since the last read; syncs with the device."""

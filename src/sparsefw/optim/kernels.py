@@ -55,7 +55,7 @@ def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
     """
     if healthy is None:
         return gradients
-    dense = [_is_dense(g) and g.dtype == gradients[0].dtype for g in gradients]
+    dense = [is_dense(g) and g.dtype == gradients[0].dtype for g in gradients]
     if torch.compiler.is_compiling() or not all(dense):
         return [torch.where(healthy, g, 0) for g in gradients]
     flat = torch.cat([g.as_strided((g.numel(),), (1,)) for g in gradients])
@@ -66,7 +66,7 @@ def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
     ]
 
 
-def _is_dense(g: Tensor) -> bool:
+def is_dense(g: Tensor) -> bool:
     """Whether its entries fill one stretch of memory, in whatever order of axes."""
     return g.is_contiguous() or (g.ndim == 4 and g.is_contiguous(memory_format=torch.channels_last))
 

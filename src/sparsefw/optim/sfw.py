@@ -13,13 +13,13 @@ kernels.py. Param groups without a region take SGD or AdamW steps in the same ob
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball
-from sparsefw.optim import kernels
+from sparsefw.optim import fused, kernels
 from sparsefw.optim.diagnostics import LayerReports
 from sparsefw.optim.diagnostics import report as diagnose
 from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, check_keys, pull_inside
@@ -28,6 +28,12 @@ from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.rest import rest_step
 from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
 from sparsefw.optim.weights import working_weight, write_back
+
+if TYPE_CHECKING:
+    from sparsefw.optim.fused.plan import Plan
+
+# What a fused step is planned for; learning rates it reads anew every time.
+_PLANNED = ("region", "rest", "rescale", "momentum", "dampening", "weight_decay", "nesterov")
 
 
 class SFW(torch.optim.Optimizer):
@@ -47,6 +53,8 @@ class SFW(torch.optim.Optimizer):
 
     A step with a non-finite gradient changes nothing: on_nonfinite="raise" names the parameter, at once on a CPU, on other
     devices when `check_every` steps have passed; "skip" only counts (see `nonfinite_counts`).
+
+    fused: all layers in a handful of launches, where the kernels exist: None where possible (float32 on NVIDIA GPUs), False never.
     """
 
     def __init__(
@@ -65,12 +73,13 @@ class SFW(torch.optim.Optimizer):
         adam_eps: float = 1e-8,
         on_nonfinite: str = "raise",
         check_every: int = 100,
+        fused: bool | None = None,
     ) -> None:
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         if check_every < 1:
             raise ValueError(f"check_every must be at least 1, got {check_every}")
-        self._on_nonfinite, self._check_every = on_nonfinite, check_every
+        self._on_nonfinite, self._check_every, self._fused = on_nonfinite, check_every, fused
         self._rest_lr = lr if rest_lr is None else rest_lr
         self._prepare()
         defaults = dict(
@@ -83,6 +92,8 @@ class SFW(torch.optim.Optimizer):
         self._health = Health()
         self._unread = 0
         self._stacks: dict[int, list[Stack]] = {}
+        self._plan: Plan | None = None
+        self._planned: tuple[list[Any], ...] = ()
         self._entered: dict[int, Ball | None] = {}  # the region that each group's weights are known to be in
 
     @torch.no_grad()
@@ -121,17 +132,23 @@ class SFW(torch.optim.Optimizer):
         params, names = self._with_gradients()
         if not params:
             return loss
+        for index, group in enumerate(self.param_groups):
+            if self._entered.setdefault(index, group["region"]) != group["region"]:
+                self._enter_region(index)  # the user gave the group another region
+        plan = self._plan_for(params, names)
         try:
-            healthy, norms = self._health.check([p.grad for p in params], names)  # type: ignore[misc]
+            healthy, norms = plan.check() if plan else self._health.check([p.grad for p in params], names)  # type: ignore[misc]
         except NonFiniteGradientError as error:
             if self._on_nonfinite == "raise":
                 raise
             self._health.note(error.names)
             return loss
         lengths = dict(zip(params, norms, strict=True))
+        if plan:
+            plan.step()
         for index, group in enumerate(self.param_groups):
-            if self._entered.setdefault(index, group["region"]) != group["region"]:
-                self._enter_region(index)  # the user gave the group another region
+            if plan and index in plan.covered:
+                continue
             if group["region"] is None:
                 rest_step(group, self.state.__getitem__, healthy)
             else:
@@ -167,6 +184,29 @@ class SFW(torch.optim.Optimizer):
             names += [name for _, name in found]
         return params, names
 
+    def _plan_for(self, params: list[Tensor], names: list[str]) -> Plan | None:
+        """The fused step of these tensors, made anew where anything but learning rates has changed; None for plain steps."""
+        device = params[0].device
+        if self._fused is False or torch.compiler.is_compiling() or not fused.available(device):
+            if self._fused:
+                raise ValueError(f"fused=True needs an NVIDIA GPU since Ampere and Triton; the parameters are on {device}")
+            return None
+        from sparsefw.optim.fused.plan import plan_for, suits
+
+        if params[0].dtype != torch.float32 or not suits(params):
+            return None
+        stacks = {i: self._current_stacks(i) for i, group in enumerate(self.param_groups) if group["region"] is not None}
+        made_for = (
+            list(map(id, params)),
+            [id(stack) for some in stacks.values() for stack in some],
+            [[group[key] for key in _PLANNED] for group in self.param_groups],
+        )
+        if self._plan is None or made_for != self._planned:
+            tally = self._health.tally(tuple(names), device)
+            self._plan = plan_for(self.param_groups, stacks, params, self.state.__getitem__, tally)
+            self._planned = made_for
+        return self._plan
+
     def _current_stacks(self, index: int) -> list[Stack]:
         """The group's stacks; built anew where its parameters or their state were changed from outside."""
         group = self.param_groups[index]
@@ -198,7 +238,7 @@ class SFW(torch.optim.Optimizer):
             step = kernels.rows_update(rows, stack.row_buffers[where], norms, region.gauge, setting)
         else:
             length = torch.linalg.vector_norm(momentum.flatten(1), dim=-1)
-            vertex = run.vertex(region, length, fine)
+            vertex = run.vertex(region, fine)
             step = kernels.dense_update(
                 theta, length, vertex, [stack.layout.views(v) for v in vertex.unbind()], setting
             )
@@ -223,7 +263,7 @@ class SFW(torch.optim.Optimizer):
 
     def step_sizes(self) -> Tensor | None:
         """eta of every constrained block in the last step, as it lies on the device; None before any."""
-        found = [stack.eta for stacks in self._stacks.values() for stack in stacks]
+        found = [stack.figures.eta for stacks in self._stacks.values() for stack in stacks]
         return torch.cat([eta.flatten().float() for eta in found]) if found else None
 
     @torch.no_grad()
@@ -297,7 +337,7 @@ class SFW(torch.optim.Optimizer):
         return groups
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: getattr(self, key) for key in ("_on_nonfinite", "_check_every", "_rest_lr")}
+        kept = {key: getattr(self, key) for key in ("_on_nonfinite", "_check_every", "_rest_lr", "_fused")}
         return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

