@@ -119,10 +119,10 @@ class Entries(Bundle):
             [chunk_cut(m.tensors[0], network.params[m.tensors[0]].numel(), entries.BLOCK) for m in members], self.device
         )
         self._first, self._count = integers(cut.first, self.device), integers(cut.count, self.device)
-        self._counts = torch.zeros(len(members), 4, 256, dtype=torch.int32, device=self.device)
+        self._counts = torch.zeros(len(members), entries.COUNTS, dtype=torch.int32, device=self.device)
         self._figures = torch.zeros(6, len(cut.tensors), dtype=torch.float64, device=self.device)
         self._allowed = torch.zeros(len(cut.tensors), dtype=torch.int32, device=self.device)
-        self._threshold = torch.zeros(len(members), dtype=torch.int32, device=self.device)
+        self._threshold, self._needed = torch.zeros(2, len(members), dtype=torch.int32, device=self.device)
         self._factor = torch.zeros(len(members), device=self.device)
 
     def launch(self, network: Network) -> None:
@@ -134,18 +134,22 @@ class Entries(Bundle):
             network.gradients.table, momenta, *pieces, network.bad, self.rho, self._figures, self._counts, BLOCK=block,
             num_warps=8,
         )  # fmt: skip
-        for number in (1, 2, 3):
-            entries.sfw_count_entries[(count,)](
-                momenta, *pieces, self.supports, self._counts, PASS=number, BLOCK=block, num_warps=8
+        for number in (0, 1, 2):
+            if number:
+                entries.sfw_count_entries[(count,)](
+                    momenta, *pieces, self._threshold, self._counts, PASS=number, BLOCK=block, num_warps=8
+                )
+            entries.sfw_narrow_entries[(len(self.members),)](
+                self.supports, self._counts, self._threshold, self._needed, PASS=number, num_warps=8
             )
         entries.sfw_weigh_entries[(count,)](
-            momenta, weights, *pieces, self.supports, self._counts, self._figures, count, BLOCK=block, num_warps=8
+            momenta, weights, *pieces, self._threshold, self._figures, count, BLOCK=block, num_warps=8
         )
         entries.sfw_choose_entries[(len(self.members),)](
-            momenta, weights, cut.starts, cut.lengths, self._first, self._count, self.supports, self._counts, self._figures,
-            count, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor, network.bad,
-            self._threshold, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.clamped, self.figures.steps,
-            RULE=self.rule, BLOCK=block,
+            momenta, weights, cut.starts, cut.lengths, self._first, self._count, self._threshold, self._needed,
+            self._figures, count, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor,
+            network.bad, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.clamped,
+            self.figures.steps, RULE=self.rule, BLOCK=block,
         )  # fmt: skip
         entries.sfw_move_entries[(count,)](
             momenta, weights, *pieces, self._threshold, self._allowed, self.decay, self._factor, BLOCK=block, num_warps=8

@@ -10,6 +10,8 @@ from sparsefw.optim.fused.bundles import Bundle, Member
 from sparsefw.optim.fused.network import CHUNK, Network
 from sparsefw.optim.fused.tables import chunk_cut, integers, pieces_of
 
+_PRODUCTS = dict(INNER=32, num_warps=4, num_stages=3)
+
 
 class Directions(Bundle):
     def __init__(self, network: Network, members: list[Member]) -> None:
@@ -28,8 +30,10 @@ class Directions(Bundle):
             n, m, k = min(high, long), max(high, long), member.support
             tiles, row_tiles, slices = -(-k // tile), -(-n // tile), -(-m // slice_length)
             padded = tiles * tile
+            lies = int(high <= long) + 2 * (high % 4 == 0 and long % 4 == 0)
+            warm += -warm % 4  # so that aligned layers start aligned whatever came before
             layers.append(
-                [member.tensors[0], n, m, k, int(high > long), long, padded, slices, row_tiles]
+                [member.tensors[0], n, m, k, lies, long, padded, slices, row_tiles]
                 + [narrow, narrow + n * padded, wide, wide + row_tiles * padded**2, warm, wide + (row_tiles + 1) * padded**2]
             )
             narrow, wide = narrow + (1 + slices) * n * padded, wide + (row_tiles + 1) * padded**2 + padded
@@ -66,6 +70,9 @@ class Directions(Bundle):
     def launch(self, network: Network) -> None:
         cut, count, tile = self._pieces, len(self._pieces.tensors), spectral.TILE
         project, gram, basis, coefficients, move = self._work
+        aligned = 3 if network.aligned else 1
+        # Rounding U and B costs 1e-5 of the vertex's quality; the interpreter has no bfloat16 products.
+        rounded = "bf16" if self.device.type == "cuda" else "ieee"
         momenta, weights, layers = network.momenta.table, network.weights.table, self._layers
         elementwise.sfw_momentum[(count,)](
             network.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
@@ -73,19 +80,21 @@ class Directions(Bundle):
         )  # fmt: skip
         for _ in range(max(member.stack.iterations(member.index) for member in self.members)):
             spectral.sfw_project[(len(project),)](
-                project, layers, momenta, self._warm, self._narrow, TILE=tile, SLICE=spectral.SLICE
+                project, layers, momenta, self._warm, self._narrow, aligned, TILE=tile, SLICE=spectral.SLICE,
+                PRECISION="tf32", **_PRODUCTS,
             )
             spectral.sfw_gram[(len(gram),)](gram, layers, self._narrow, self._wide, TILE=tile, num_warps=8, num_stages=1)
             spectral.sfw_factorise[(len(self.members),)](
-                layers, self._wide, self._figures, self._first, self._count, self._lengths, TILE=tile, num_warps=8,
-                num_stages=1,
+                layers, self._wide, self._figures, self._first, self._count, self._lengths,
+                STEP=spectral.STEP, num_warps=1, num_stages=1,
             )
             spectral.sfw_basis[(len(basis),)](
-                basis, layers, self._narrow, self._wide, self._basis, TILE=tile, num_warps=8, num_stages=1
+                basis, layers, self._narrow, self._wide, self._basis, TILE=tile, STEP=spectral.STEP, num_warps=4,
+                num_stages=1,
             )
             spectral.sfw_coefficients[(len(coefficients),)](
-                coefficients, layers, momenta, weights, self._basis, self._warm, self._lengths, network.bad, self._sums,
-                len(coefficients), TILE=tile, num_warps=8,
+                coefficients, layers, momenta, weights, self._basis, self._warm, self._wide, self._lengths, network.bad,
+                self._sums, len(coefficients), aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS,
             )  # fmt: skip
         spectral.sfw_choose_directions[(len(self.members),)](
             self._figures, count, self._first, self._count, self._sums, len(coefficients), self._first_program,
@@ -93,5 +102,5 @@ class Directions(Bundle):
             network.bad, self.decay, self._factor, self.figures.gained, self.figures.eta, self.figures.clamped, self.figures.steps, RULE=self.rule,
         )  # fmt: skip
         spectral.sfw_move_directions[(len(move),)](
-            move, layers, weights, self._basis, self._warm, self.decay, self._factor, TILE=tile
+            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS
         )

@@ -1,10 +1,10 @@
 """Few entries may grow (Elements): exactly the k largest of millions, without sorting.
 
 Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that share
-the leading bits of the k-th largest, by the next 8, and so on: four passes find the k-th largest exactly. Of entries that equal
-it the first ones are taken, so many that there are k.
+the leading bits of the k-th largest, by the next 12, and among these by the last 11: three passes find the k-th largest exactly. Of
+entries that equal it the first ones are taken, so many that there are k.
 
-A piece is one BLOCK here. `counts` is (blocks, 4, 256): what each pass counted.
+A piece is one BLOCK here. `counts` has COUNTS numbers per block: what each pass counted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import triton.language as tl
 from sparsefw.optim.fused.common import entries, step_size
 
 BLOCK = 4096
+COUNTS = 256 + 4096 + 2048
+_COUNTS = tl.constexpr(COUNTS)
 _SIGN = tl.constexpr(0x7FFFFFFF)
 
 
@@ -24,38 +26,23 @@ def _bits(m):
 
 
 @triton.jit
-def _add(counts, digit, live):
-    """Counts of digits 0 .. 255, added up in this program before they are added to those of all."""
-    found = tl.histogram(tl.where(live, digit, 0), 256)
-    bins = tl.arange(0, 256)
-    found -= tl.where(bins == 0, tl.sum((live == 0).to(tl.int32)), 0)
-    tl.atomic_add(counts + bins, found, mask=found > 0)
-
-
-@triton.jit
-def _narrow(counts, prefix, needed, WIDTH: tl.constexpr):
-    """The prefix of the needed-th largest, one digit longer, and the how manieth it is among those that share it."""
-    bins = tl.arange(0, 256)
+def sfw_narrow_entries(supports, counts, threshold, needed, PASS: tl.constexpr):
+    """threshold[b]: the leading digits of the k-th largest, one more by every pass; needed[b]: the how manieth of those with them."""
+    b = tl.program_id(0)
+    counts += b * _COUNTS
+    if PASS == 0:
+        bins, prefix, wanted = tl.arange(0, 256), 0, tl.load(supports + b)
+    elif PASS == 1:
+        bins, prefix, wanted = tl.arange(0, 4096), tl.load(threshold + b) << 12, tl.load(needed + b)
+        counts += 256
+    else:
+        bins, prefix, wanted = tl.arange(0, 2048), tl.load(threshold + b) << 11, tl.load(needed + b)
+        counts += 256 + 4096
     found = tl.load(counts + bins)
     at_least = tl.sum(found) - tl.cumsum(found, 0) + found
-    digit = tl.max(tl.where(at_least >= needed, bins, 0))
-    return (prefix << WIDTH) | digit, needed - tl.sum(tl.where(bins > digit, found, 0))
-
-
-@triton.jit
-def _threshold(counts, k, PASSES: tl.constexpr):
-    """The leading digits of the k-th largest after so many passes (all of it after four), and how many to take of its equals."""
-    prefix = 0
-    needed = k
-    if PASSES > 0:
-        prefix, needed = _narrow(counts, prefix, needed, 8)
-    if PASSES > 1:
-        prefix, needed = _narrow(counts + 256, prefix, needed, 8)
-    if PASSES > 2:
-        prefix, needed = _narrow(counts + 512, prefix, needed, 8)
-    if PASSES > 3:
-        prefix, needed = _narrow(counts + 768, prefix, needed, 7)
-    return prefix, needed
+    digit = tl.max(tl.where(at_least >= wanted, bins, 0))
+    tl.store(threshold + b, prefix | digit)
+    tl.store(needed + b, wanted - tl.sum(tl.where(bins > digit, found, 0)))
 
 
 @triton.jit
@@ -86,24 +73,27 @@ def _entry_momentum(
         m = rho * m + tl.load(entries(gradients, tensor, start, ALIGNED) + i, mask=live, other=0.0)
         tl.store(at, m, mask=live)
     tl.store(figures + s, tl.sum(m.to(tl.float64) * m.to(tl.float64)))
-    _add(counts + tl.load(blocks + tensor) * 1024, _bits(m) >> 23, live)
+    # Magnitudes share a few exponents: counted up here first, since the memory of all takes one addition at a time.
+    bins = tl.arange(0, 256)
+    found = tl.histogram(_bits(m) >> 23, 256) - tl.where(bins == 0, BLOCK - length, 0)
+    tl.atomic_add(counts + tl.load(blocks + tensor) * _COUNTS + bins, found, mask=found > 0)
 
 
 @triton.jit
 def sfw_count_entries(
-    momenta, tensors, starts, lengths, aligned, blocks, supports, counts, PASS: tl.constexpr, BLOCK: tl.constexpr
+    momenta, tensors, starts, lengths, aligned, blocks, threshold, counts, PASS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """counts the next digit of those entries that share all digits of the k-th largest found so far."""
     s = tl.program_id(0)
     if s < aligned:
-        _count(momenta, tensors, starts, lengths, s, blocks, supports, counts, PASS, True, BLOCK)
+        _count(momenta, tensors, starts, lengths, s, blocks, threshold, counts, PASS, True, BLOCK)
     else:
-        _count(momenta, tensors, starts, lengths, s, blocks, supports, counts, PASS, False, BLOCK)
+        _count(momenta, tensors, starts, lengths, s, blocks, threshold, counts, PASS, False, BLOCK)
 
 
 @triton.jit
 def _count(
-    momenta, tensors, starts, lengths, s, blocks, supports, counts,
+    momenta, tensors, starts, lengths, s, blocks, threshold, counts,
     PASS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
@@ -112,28 +102,29 @@ def _count(
     i = tl.arange(0, BLOCK)
     bits = _bits(tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0))
     b = tl.load(blocks + tensor)
-    prefix, _ = _threshold(counts + b * 1024, tl.load(supports + b), PASS)
-    known: tl.constexpr = 31 - 8 * PASS
-    below: tl.constexpr = 23 - 8 * PASS if PASS < 3 else 0
-    digit = (bits >> below) & (255 if PASS < 3 else 127)
-    _add(counts + b * 1024 + 256 * PASS, digit, (i < length) & ((bits >> known) == prefix))
+    counts += b * _COUNTS
+    if PASS == 1:
+        shared, at = bits >> 23, 256 + ((bits >> 11) & 4095)
+    else:
+        shared, at = bits >> 11, 256 + 4096 + (bits & 2047)
+    tl.atomic_add(counts + at, 1, mask=(i < length) & (shared == tl.load(threshold + b)), sem="relaxed")
 
 
 @triton.jit
 def sfw_weigh_entries(
-    momenta, weights, tensors, starts, lengths, aligned, blocks, supports, counts, figures, pieces, BLOCK: tl.constexpr
+    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, figures, pieces, BLOCK: tl.constexpr
 ):
     """figures[1:, s]: of the entries above the threshold ||m||^2 and <m, theta>; ||theta||^2 of all; of its equals number and <m, theta>."""
     s = tl.program_id(0)
     if s < aligned:
-        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces, True, BLOCK)
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, True, BLOCK)
     else:
-        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces, False, BLOCK)
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, False, BLOCK)
 
 
 @triton.jit
 def _weigh(
-    momenta, weights, tensors, starts, lengths, s, blocks, supports, counts, figures, pieces,
+    momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
@@ -142,9 +133,8 @@ def _weigh(
     i = tl.arange(0, BLOCK)
     m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0)
     theta = tl.load(entries(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
-    b = tl.load(blocks + tensor)
-    threshold, _ = _threshold(counts + b * 1024, tl.load(supports + b), 4)
-    above, equal = _bits(m) > threshold, (_bits(m) == threshold) & (i < length)
+    limit = tl.load(threshold + tl.load(blocks + tensor))
+    above, equal = _bits(m) > limit, (_bits(m) == limit) & (i < length)
     wide = m.to(tl.float64)
     tl.store(figures + pieces + s, tl.sum(tl.where(above, wide * wide, 0.0)))
     tl.store(figures + 2 * pieces + s, tl.sum(tl.where(above, wide * theta, 0.0)))
@@ -155,13 +145,13 @@ def _weigh(
 
 @triton.jit
 def sfw_choose_entries(
-    momenta, weights, starts, lengths, first, count, supports, counts, figures, pieces,
-    radii, diameters, rates, norms, part_tensor, bad, threshold, allowed, decay, factor, eta, clamped, steps,
+    momenta, weights, starts, lengths, first, count, threshold, needed, figures, pieces,
+    radii, diameters, rates, norms, part_tensor, bad, allowed, decay, factor, eta, clamped, steps,
     RULE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Step size of each block, its threshold, and for every piece how many entries that equal the threshold it may take."""
+    """Step size of each block, and for every piece how many entries that equal the threshold it may take."""
     b = tl.program_id(0)
-    limit, needed = _threshold(counts + b * 1024, tl.load(supports + b), 4)
+    limit, wanted = tl.load(threshold + b), tl.load(needed + b)
     begin, n = tl.load(first + b), tl.load(count + b)
     mm = tl.zeros((1024,), tl.float64)
     kept, inner, tt = mm, mm, mm
@@ -176,7 +166,7 @@ def sfw_choose_entries(
         tt += tl.load(figures + 3 * pieces + s, mask=live, other=0.0)
         found = tl.load(figures + 4 * pieces + s, mask=live, other=0.0)
         before = equals + tl.cumsum(found, 0) - found
-        take = tl.minimum(tl.maximum(needed - before, 0.0), found)
+        take = tl.minimum(tl.maximum(wanted - before, 0.0), found)
         tl.store(allowed + s, take.to(tl.int32), mask=live)
         inner += tl.where(take == found, tl.load(figures + 5 * pieces + s, mask=live, other=0.0), 0.0)
         split = tl.maximum(split, tl.max(tl.where((take > 0) & (take < found), s, -1)))
@@ -193,7 +183,7 @@ def sfw_choose_entries(
         taken = equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine)
         product += tl.sum(tl.where(taken, m.to(tl.float64) * theta.to(tl.float64), 0.0))
     edge = limit.to(tl.float32, bitcast=True).to(tl.float64)
-    norm = tl.sqrt(tl.sum(kept) + needed * edge * edge)
+    norm = tl.sqrt(tl.sum(kept) + wanted * edge * edge)
     length = tl.sqrt(tl.sum(mm))
     radius = tl.load(radii + b).to(tl.float64)
     towards = tl.where(norm > 0, radius / tl.where(norm > 0, norm, 1.0), 0.0)
@@ -204,7 +194,6 @@ def sfw_choose_entries(
     share, cut = step_size(lr, length, batch, distance, tl.load(diameters + b).to(tl.float64), RULE)
     fine = tl.load(bad) == 0
     share = tl.where(fine, share, 0.0)
-    tl.store(threshold + b, limit)
     tl.store(decay + b, (1 - share).to(tl.float32))
     tl.store(factor + b, (-share * towards).to(tl.float32))
     tl.store(eta + b, share.to(tl.float32))

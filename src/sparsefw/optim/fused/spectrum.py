@@ -22,10 +22,12 @@ import triton.language as tl
 from sparsefw.optim.fused.common import step_size
 
 TILE = 64
+STEP = 32  # the tiles of L: small enough for one warp, whose threads need not wait for those of others
 SLICE = 512
-# What a line of `layers` holds.
+# What a line of `layers` holds. lies: 1 where G lies in memory as it is, 0 where its transpose does, + 2 where all rows start at
+# multiples of 16 bytes.
 LAYER = (
-    "tensor", "n", "m", "k", "transposed", "stride", "padded", "slices", "row_tiles", "p", "slice_p", "a", "l", "v", "d",
+    "tensor", "n", "m", "k", "lies", "stride", "padded", "slices", "row_tiles", "p", "slice_p", "a", "l", "v", "d",
 )  # fmt: skip
 _WIDTH = tl.constexpr(len(LAYER))
 # Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding.
@@ -33,38 +35,74 @@ _DEPENDENT = tl.constexpr(1e-10)
 
 
 @triton.jit
-def _layer(layers, b, WHAT: tl.constexpr):
-    return tl.load(layers + b * _WIDTH + WHAT)
+def _layer(layers, b, WHAT: tl.constexpr, UNIT: tl.constexpr = 1):
+    """A number of block b, promised to be a multiple of UNIT."""
+    number = tl.load(layers + b * _WIDTH + WHAT)
+    if UNIT > 1:
+        number = tl.multiple_of(number, UNIT)
+    return number
 
 
 @triton.jit
-def _tile(base, i, j, n, m, transposed, stride):
-    """G[i, j], 0 beyond its edges, from a matrix that lies in memory as G or as its transpose, by coalesced loads either way."""
-    if transposed:
-        turned = tl.load(base + j[:, None] * stride + i[None, :], mask=(j[:, None] < m) & (i[None, :] < n), other=0.0)
-        found = tl.trans(turned)
+def _matrix(addresses, layers, b, ALIGNED: tl.constexpr):
+    """Where the momentum or the weight of block b lies."""
+    pointer = tl.load(addresses + _layer(layers, b, 0)).to(tl.pointer_type(tl.float32))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _dot(a, b, total, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
-        found = tl.load(base + i[:, None] * stride + j[None, :], mask=(i[:, None] < n) & (j[None, :] < m), other=0.0)
-    return found
+        return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit
-def sfw_project(work, layers, momenta, warm, scratch, TILE: tl.constexpr, SLICE: tl.constexpr):
+def _tile(matrix, i, j, n, m, stride, TRANSPOSED: tl.constexpr):
+    """G[i, j], 0 beyond its edges, from a matrix that lies in memory as G or as its transpose."""
+    if TRANSPOSED:
+        turned = tl.load(matrix + j[:, None] * stride + i[None, :], mask=(j[:, None] < m) & (i[None, :] < n), other=0.0)
+        return tl.trans(turned)
+    else:
+        return tl.load(matrix + i[:, None] * stride + j[None, :], mask=(i[:, None] < n) & (j[None, :] < m), other=0.0)
+
+
+@triton.jit
+def sfw_project(work, layers, momenta, warm, scratch, aligned, TILE: tl.constexpr, SLICE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
     """scratch: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
     w = tl.program_id(0) * 4
     b, rows, columns, part = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
-    n, m, k = _layer(layers, b, 1), _layer(layers, b, 2), _layer(layers, b, 3)
-    transposed, stride, padded = _layer(layers, b, 4), _layer(layers, b, 5), _layer(layers, b, 6)
-    base = tl.load(momenta + _layer(layers, b, 0)).to(tl.pointer_type(tl.float32))
-    V = warm + _layer(layers, b, 13)
+    lies = _layer(layers, b, 4) & aligned
+    if lies == 3:
+        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, True)
+    elif lies == 2:
+        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, True)
+    elif lies == 1:
+        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, False)
+    else:
+        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, False)
+
+
+@triton.jit
+def _project(
+    layers, momenta, warm, scratch, b, rows, columns, part,
+    TILE: tl.constexpr, SLICE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = 4 if ALIGNED else 1
+    n, m, k = _layer(layers, b, 1, UNIT), _layer(layers, b, 2, UNIT), _layer(layers, b, 3)
+    stride, padded = _layer(layers, b, 5, UNIT), _layer(layers, b, 6, TILE)
+    G, V = _matrix(momenta, layers, b, ALIGNED), warm + _layer(layers, b, 13, UNIT)
     i, c = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
-    for start in range(part * SLICE, min(part * SLICE + SLICE, m), TILE):
-        j = start + tl.arange(0, TILE)
-        g = _tile(base, i, j, n, m, transposed, stride)
+    for start in range(part * SLICE, min(part * SLICE + SLICE, m), INNER):
+        j = start + tl.arange(0, INNER)
+        g = _tile(G, i, j, n, m, stride, TRANSPOSED)
         v = tl.load(V + c[None, :] * m + j[:, None], mask=(c[None, :] < k) & (j[:, None] < m), other=0.0)
-        total = tl.dot(g, v, total)
-    P = scratch + _layer(layers, b, 10) + part * n * padded
+        total = _dot(g, v, total, PRECISION)
+    P = scratch + _layer(layers, b, 10, TILE) + part * n * padded
     tl.store(P + i[:, None] * padded + c[None, :], total, mask=i[:, None] < n)
 
 
@@ -93,12 +131,15 @@ def sfw_gram(work, layers, scratch, wide, TILE: tl.constexpr):
 
 
 @triton.jit
-def _gram_tile(A, left, right, padded, row_tiles, TILE: tl.constexpr):
-    """The tile of A, added up over the tiles of rows."""
-    at = A + (left * TILE + tl.arange(0, TILE)[:, None]) * padded + right * TILE + tl.arange(0, TILE)[None, :]
-    total = tl.zeros((TILE, TILE), tl.float64)
-    for part in range(row_tiles):
-        total += tl.load(at + part * padded * padded)
+def _gram_tile(A, left, right, padded, row_tiles, STEP: tl.constexpr):
+    """The tile of A, added up over the tiles of rows, two of them on their way at a time."""
+    at = A + (left * STEP + tl.arange(0, STEP)[:, None]) * padded + right * STEP + tl.arange(0, STEP)[None, :]
+    total = tl.zeros((STEP, STEP), tl.float64)
+    everywhere = tl.zeros((STEP, STEP), tl.int32)
+    for part in range(0, row_tiles, 2):
+        one = tl.load(at + part * padded * padded)
+        another = tl.load(at + (part + 1) * padded * padded, mask=everywhere + part + 1 < row_tiles, other=0.0)
+        total += one + another
     return total
 
 
@@ -112,118 +153,150 @@ def _sum(figures, begin, count):
 
 
 @triton.jit
-def sfw_factorise(layers, wide, figures, first, count, lengths, TILE: tl.constexpr):
-    """lengths[b] = ||G||, and D A D = L L^T by tiles, one program per block. Kept: L below the diagonal tiles, L^-1 in them, and D.
+def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constexpr):
+    """lengths[b] = ||G||, and D A D = L L^T by tiles, one program per block. Kept: L below the diagonal tiles, L^-1 in them, D.
 
-    A column that depends on those before it gets D = 0 there, and 0 in U: a vertex of lower rank is feasible too.
+    A column that depends on those before it gets a row of zeros in L^-1, hence 0 in U: a vertex of lower rank is feasible too.
     """
     b = tl.program_id(0)
     tl.store(lengths + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
-    k, padded, row_tiles = _layer(layers, b, 3), _layer(layers, b, 6), _layer(layers, b, 8)
+    k, padded, row_tiles = _layer(layers, b, 3), _layer(layers, b, 6, STEP), _layer(layers, b, 8)
     A, L, D = wide + _layer(layers, b, 11), wide + _layer(layers, b, 12), wide + _layer(layers, b, 14)
-    r = tl.arange(0, TILE)
+    r = tl.arange(0, STEP)
     row, column = r[:, None], r[None, :]
-    tiles = (k + TILE - 1) // TILE
+    tiles = (k + STEP - 1) // STEP
     for t in range(tiles):
-        block = _gram_tile(A, t, t, padded, row_tiles, TILE)
-        squares = tl.sum(tl.where(row == column, block, 0.0), axis=1)
-        scale = tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0)
-        tl.store(D + t * TILE + r, scale)
-        tl.debug_barrier()
-        block = block * scale[:, None] * tl.load(D + t * TILE + column)
+        squares = tl.zeros((STEP,), tl.float64)
+        for part in range(row_tiles):
+            squares += tl.load(A + part * padded * padded + (t * STEP + r) * (padded + 1))
+        tl.store(D + t * STEP + r, tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0))
+    tl.debug_barrier()  # what this program has written, its other threads read from here on; so below
+    for t in range(tiles):
+        across = tl.load(D + t * STEP + column)
+        block = _gram_tile(A, t, t, padded, row_tiles, STEP) * tl.load(D + t * STEP + row) * across
         for p in range(t):
-            left = tl.load(L + (t * TILE + row) * padded + p * TILE + column)
+            left = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
             block -= tl.dot(left, tl.trans(left), out_dtype=tl.float64)
-        inverse = _inverse_factor(block, tl.minimum(TILE, k - t * TILE), TILE)
-        tl.store(L + (t * TILE + row) * padded + t * TILE + column, inverse)
+        inverse = _inverse_factor(block, tl.minimum(STEP, k - t * STEP), STEP)
+        tl.store(L + (t * STEP + row) * padded + t * STEP + column, inverse)
         for q in range(t + 1, tiles):
-            lower = _gram_tile(A, q, t, padded, row_tiles, TILE)
-            squares = tl.zeros((TILE,), tl.float64)
-            for part in range(row_tiles):
-                at = q * TILE + r
-                squares += tl.load(A + part * padded * padded + at * padded + at)
-            scale = tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0)
-            lower = lower * scale[:, None] * tl.load(D + t * TILE + column)
+            lower = _gram_tile(A, q, t, padded, row_tiles, STEP) * tl.load(D + q * STEP + row) * across
             for p in range(t):
-                left = tl.load(L + (q * TILE + row) * padded + p * TILE + column)
-                right = tl.load(L + (t * TILE + row) * padded + p * TILE + column)
+                left = tl.load(L + (q * STEP + row) * padded + p * STEP + column)
+                right = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
                 lower -= tl.dot(left, tl.trans(right), out_dtype=tl.float64)
             lower = tl.dot(lower, tl.trans(inverse), out_dtype=tl.float64)
-            tl.store(L + (q * TILE + row) * padded + t * TILE + column, lower)
-        tl.debug_barrier()  # what this program has written, its other threads read in the next round
+            tl.store(L + (q * STEP + row) * padded + t * STEP + column, lower)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _inverse_root(x):
+    """1 / sqrt(x) in float64 from float32's and two Newton steps: the rounds below wait for it one after the other."""
+    root = tl.rsqrt(x.to(tl.float32)).to(tl.float64)
+    root = root * (1.5 - 0.5 * x * root * root)
+    return root * (1.5 - 0.5 * x * root * root)
 
 
 @triton.jit
 def _inverse_factor(block, width, TILE: tl.constexpr):
-    """L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0."""
+    """L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0.
+
+    Each round fetches a row of both, and no column: block stays symmetric where it is still needed.
+    """
     r = tl.arange(0, TILE)
     row, column = r[:, None], r[None, :]
     inverse = tl.where((row == column) & (row < width), 1.0, 0.0).to(tl.float64)
     for c in range(width):
-        across = tl.sum(tl.where(row == c, block, 0.0), axis=0)
-        down = tl.sum(tl.where(column == c, block, 0.0), axis=1)
-        pivot = tl.sum(tl.where(r == c, down, 0.0))
-        root = tl.where(pivot > _DEPENDENT, 1 / tl.sqrt(tl.where(pivot > _DEPENDENT, pivot, 1.0)), 0.0)
-        across, down = across * root, down * root
-        line = tl.sum(tl.where(row == c, inverse, 0.0), axis=0) * root
-        inverse = tl.where(row == c, line[None, :], inverse - tl.where(row > c, down[:, None], 0.0) * line[None, :])
-        block -= down[:, None] * across[None, :]
+        here = row == c
+        across, line = tl.sum(tl.where(here, block, 0.0), axis=0), tl.sum(tl.where(here, inverse, 0.0), axis=0)
+        pivot = tl.sum(tl.where(r == c, across, 0.0))
+        root = tl.where(pivot > _DEPENDENT, _inverse_root(pivot), 0.0)
+        across, line = across * root, line * root
+        down = tl.where(r > c, across, 0.0)[:, None]
+        block -= down * across[None, :]
+        inverse = tl.where(here, line[None, :], inverse - down * line[None, :])
     return inverse
 
 
 @triton.jit
-def sfw_basis(work, layers, scratch, wide, basis, TILE: tl.constexpr):
+def sfw_basis(work, layers, scratch, wide, basis, TILE: tl.constexpr, STEP: tl.constexpr):
     """U = P D L^-T, tile after tile of columns; work: (block, tile of rows)."""
     w = tl.program_id(0) * 2
     b, rows = tl.load(work + w), tl.load(work + w + 1)
-    n, k, padded = _layer(layers, b, 1), _layer(layers, b, 3), _layer(layers, b, 6)
+    n, k, padded = _layer(layers, b, 1), _layer(layers, b, 3), _layer(layers, b, 6, TILE)
     L, D = wide + _layer(layers, b, 12), wide + _layer(layers, b, 14)
-    i, r = rows * TILE + tl.arange(0, TILE), tl.arange(0, TILE)
+    i, r = rows * TILE + tl.arange(0, TILE), tl.arange(0, STEP)
     live = i[:, None] < n
-    P = scratch + _layer(layers, b, 9) + i[:, None] * padded + r[None, :]
-    U = basis + _layer(layers, b, 9) + i[:, None] * padded + r[None, :]
-    for t in range((k + TILE - 1) // TILE):
-        x = tl.load(P + t * TILE, mask=live, other=0.0).to(tl.float64) * tl.load(D + t * TILE + r)[None, :]
+    P = scratch + _layer(layers, b, 9, TILE) + i[:, None] * padded + r[None, :]
+    U = basis + _layer(layers, b, 9, TILE) + i[:, None] * padded + r[None, :]
+    for t in range((k + STEP - 1) // STEP):
+        x = tl.load(P + t * STEP, mask=live, other=0.0).to(tl.float64) * tl.load(D + t * STEP + r)[None, :]
         for p in range(t):
-            known = tl.load(U + p * TILE, mask=live, other=0.0).to(tl.float64)
-            left = tl.load(L + (t * TILE + r[:, None]) * padded + p * TILE + r[None, :])
+            known = tl.load(U + p * STEP, mask=live, other=0.0).to(tl.float64)
+            left = tl.load(L + (t * STEP + r[:, None]) * padded + p * STEP + r[None, :])
             x -= tl.dot(known, tl.trans(left), out_dtype=tl.float64)
-        inverse = tl.load(L + (t * TILE + r[:, None]) * padded + t * TILE + r[None, :])
-        tl.store(U + t * TILE, tl.dot(x, tl.trans(inverse), out_dtype=tl.float64).to(tl.float32), mask=live)
+        inverse = tl.load(L + (t * STEP + r[:, None]) * padded + t * STEP + r[None, :])
+        tl.store(U + t * STEP, tl.dot(x, tl.trans(inverse), out_dtype=tl.float64).to(tl.float32), mask=live)
         tl.debug_barrier()
 
 
 @triton.jit
 def sfw_coefficients(
-    work, layers, momenta, weights, basis, warm, lengths, bad, sums, programs, TILE: tl.constexpr
+    work, layers, momenta, weights, basis, warm, wide, lengths, bad, sums, programs, aligned, TILE: tl.constexpr,
+    INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """warm <- B / ||G|| with B = U^T G, and for each tile ||B||^2 and <B, U^T theta>; work: (block, tile of k, tile of m)."""
     w = tl.program_id(0)
     b, rows, columns = tl.load(work + 3 * w), tl.load(work + 3 * w + 1), tl.load(work + 3 * w + 2)
-    n, m, k = _layer(layers, b, 1), _layer(layers, b, 2), _layer(layers, b, 3)
-    transposed, stride, padded = _layer(layers, b, 4), _layer(layers, b, 5), _layer(layers, b, 6)
-    tensor = _layer(layers, b, 0)
-    G = tl.load(momenta + tensor).to(tl.pointer_type(tl.float32))
-    theta = tl.load(weights + tensor).to(tl.pointer_type(tl.float32))
+    lies = _layer(layers, b, 4) & aligned
+    if lies == 3:
+        kept, inner = _coefficients(
+            layers, momenta, weights, basis, warm, wide, lengths, bad, b, rows, columns, TILE, INNER, PRECISION, False, True
+        )
+    elif lies == 2:
+        kept, inner = _coefficients(
+            layers, momenta, weights, basis, warm, wide, lengths, bad, b, rows, columns, TILE, INNER, PRECISION, True, True
+        )
+    elif lies == 1:
+        kept, inner = _coefficients(
+            layers, momenta, weights, basis, warm, wide, lengths, bad, b, rows, columns, TILE, INNER, PRECISION, False, False
+        )
+    else:
+        kept, inner = _coefficients(
+            layers, momenta, weights, basis, warm, wide, lengths, bad, b, rows, columns, TILE, INNER, PRECISION, True, False
+        )
+    tl.store(sums + w, kept)
+    tl.store(sums + programs + w, inner)
+
+
+@triton.jit
+def _coefficients(
+    layers, momenta, weights, basis, warm, wide, lengths, bad, b, rows, columns,
+    TILE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = 4 if ALIGNED else 1
+    n, m, k = _layer(layers, b, 1, UNIT), _layer(layers, b, 2, UNIT), _layer(layers, b, 3)
+    stride, padded = _layer(layers, b, 5, UNIT), _layer(layers, b, 6, TILE)
+    G, theta = _matrix(momenta, layers, b, ALIGNED), _matrix(weights, layers, b, ALIGNED)
     c, j = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
-    U = basis + _layer(layers, b, 9)
+    U = basis + _layer(layers, b, 9, TILE)
     product = tl.zeros((TILE, TILE), tl.float32)
     shadow = tl.zeros((TILE, TILE), tl.float32)
-    norms = tl.zeros((TILE,), tl.float32)
-    for start in range(0, n, TILE):
-        i = start + tl.arange(0, TILE)
-        u = tl.load(U + i[None, :] * padded + c[:, None], mask=(i[None, :] < n) & (c[:, None] < k), other=0.0)
-        product = tl.dot(u, _tile(G, i, j, n, m, transposed, stride), product)
-        shadow = tl.dot(u, _tile(theta, i, j, n, m, transposed, stride), shadow)
-        norms += tl.sum(u * u, axis=1)
+    for start in range(0, n, INNER):
+        i = start + tl.arange(0, INNER)
+        u = tl.load(U + i[None, :] * padded + c[:, None], mask=i[None, :] < n, other=0.0)
+        product = _dot(u, _tile(G, i, j, n, m, stride, TRANSPOSED), product, PRECISION)
+        shadow = _dot(u, _tile(theta, i, j, n, m, stride, TRANSPOSED), shadow, PRECISION)
     length = tl.load(lengths + b).to(tl.float32)
     product = product / tl.where(length > 0, length, 1.0)
-    tl.store(sums + w, tl.sum(product.to(tl.float64) * product.to(tl.float64)))
-    tl.store(sums + programs + w, tl.sum(product.to(tl.float64) * shadow.to(tl.float64)))
-    # A direction that vanished keeps its old start: a zero gradient must not erase it.
     if (length > 0) & (tl.load(bad) == 0):
-        renewed = (norms[:, None] > 0) & (c[:, None] < k) & (j[None, :] < m)
-        tl.store(warm + _layer(layers, b, 13) + c[:, None] * m + j[None, :], product, mask=renewed)
+        # A direction that vanished keeps its old start: a zero gradient must not erase it.
+        alive = tl.load(wide + _layer(layers, b, 12) + c * (padded + 1)) > 0
+        renewed = alive[:, None] & (c[:, None] < k) & (j[None, :] < m)
+        tl.store(warm + _layer(layers, b, 13, UNIT) + c[:, None] * m + j[None, :], product, mask=renewed)
+    exact = product.to(tl.float64)
+    return tl.sum(exact * exact), tl.sum(exact * shadow.to(tl.float64))
 
 
 @triton.jit
@@ -256,25 +329,43 @@ def sfw_choose_directions(
 
 
 @triton.jit
-def sfw_move_directions(work, layers, weights, basis, warm, decay, factor, TILE: tl.constexpr):
+def sfw_move_directions(work, layers, weights, basis, warm, decay, factor, aligned, TILE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr):
     """theta <- decay theta + factor U B; work: (block, tile of n, tile of m)."""
     w = tl.program_id(0) * 3
     b, rows, columns = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2)
-    n, m, k = _layer(layers, b, 1), _layer(layers, b, 2), _layer(layers, b, 3)
-    transposed, stride, padded = _layer(layers, b, 4), _layer(layers, b, 5), _layer(layers, b, 6)
-    theta = tl.load(weights + _layer(layers, b, 0)).to(tl.pointer_type(tl.float32))
-    U, V = basis + _layer(layers, b, 9), warm + _layer(layers, b, 13)
+    lies = _layer(layers, b, 4) & aligned
+    if lies == 3:
+        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, False, True)
+    elif lies == 2:
+        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, True, True)
+    elif lies == 1:
+        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, False, False)
+    else:
+        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, True, False)
+
+
+@triton.jit
+def _move(
+    layers, weights, basis, warm, decay, factor, b, rows, columns,
+    TILE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = 4 if ALIGNED else 1
+    n, m, k = _layer(layers, b, 1, UNIT), _layer(layers, b, 2, UNIT), _layer(layers, b, 3)
+    stride, padded = _layer(layers, b, 5, UNIT), _layer(layers, b, 6, TILE)
+    theta = _matrix(weights, layers, b, ALIGNED)
+    U, V = basis + _layer(layers, b, 9, TILE), warm + _layer(layers, b, 13, UNIT)
     i, j = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
-    towards = tl.zeros((TILE, TILE), tl.float32)
-    for start in range(0, k, 32):
-        c = start + tl.arange(0, 32)
-        u = tl.load(U + i[:, None] * padded + c[None, :], mask=(i[:, None] < n) & (c[None, :] < k), other=0.0)
-        v = tl.load(V + c[:, None] * m + j[None, :], mask=(c[:, None] < k) & (j[None, :] < m), other=0.0)
-        towards = tl.dot(u, v, towards)
-    kept, share = tl.load(decay + b), tl.load(factor + b)
-    if transposed:
+    if TRANSPOSED:
         at, live = theta + j[:, None] * stride + i[None, :], (j[:, None] < m) & (i[None, :] < n)
-        tl.store(at, kept * tl.load(at, mask=live) + share * tl.trans(towards), mask=live)
     else:
         at, live = theta + i[:, None] * stride + j[None, :], (i[:, None] < n) & (j[None, :] < m)
-        tl.store(at, kept * tl.load(at, mask=live) + share * towards, mask=live)
+    kept = tl.load(decay + b) * tl.load(at, mask=live)
+    towards = tl.zeros((TILE, TILE), tl.float32)
+    for start in range(0, k, INNER):
+        c = start + tl.arange(0, INNER)
+        u = tl.load(U + i[:, None] * padded + c[None, :], mask=i[:, None] < n, other=0.0)
+        v = tl.load(V + c[:, None] * m + j[None, :], mask=(c[:, None] < k) & (j[None, :] < m), other=0.0)
+        towards = _dot(u, v, towards, PRECISION)
+    if TRANSPOSED:
+        towards = tl.trans(towards)
+    tl.store(at, kept + tl.load(factor + b) * towards, mask=live)
