@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,14 @@ def sparsefw(*arguments: str) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"sparsefw {shlex.join(arguments)} ended with exit code {done.returncode}")
     seconds = time.perf_counter() - start
-    command = "sparsefw " + shlex.join(
-        "DIR" if i and arguments[i - 1] == "--data" else a for i, a in enumerate(arguments)
-    )
+    command = f"sparsefw {typed(arguments)}"
     print(f"{seconds:6.0f} s  {command}", flush=True)
     return {"command": command, "seconds": seconds, "answer": json.loads(done.stdout)}
+
+
+def typed(arguments: Sequence[str]) -> str:
+    """As others may type it: their data lie elsewhere."""
+    return shlex.join("DIR" if i and arguments[i - 1] == "--data" else a for i, a in enumerate(arguments))
 
 
 def main() -> None:

@@ -135,16 +135,6 @@ def test_report_writes_a_page(run, tmp_path):
     assert "<svg" in (tmp_path / "r.html").read_text()
 
 
-def test_bench_compares_every_variant_with_sgd():
-    answer = json.loads(
-        sparsefw("bench", "train", "digits-resnet", "--seconds", 0.1, "--set", "model.arguments.width=4", "--json")
-    )
-    assert list(answer["rows"]) == [f"digits-resnet-{kind}" for kind in ("sgd", "filters", "rank", "weights")]
-    assert answer["rows"]["digits-resnet-sgd"]["share"] == 1
-    assert all(row["images_per_second"] > 0 for row in answer["rows"].values())
-    assert json.loads(sparsefw("bench", "data", "--seconds", 0.1, "--json"))["images_per_second"] > 0
-
-
 @pytest.mark.parametrize(
     ("what", "names"),
     [
@@ -203,6 +193,8 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["report", tmp_path], "run"),
         (["list", "colours"], "there are models"),
         (["bench", "train", "colours"], "such as digits-resnet"),
+        (["bench", "train", "digits-resnet", "--rows", "sgd,rnak-0.1"], "did you mean 'rank-0.1'"),
+        (["bench", "train", "camvid-pspnet"], "cannot be made up; give --data"),
     ]:
         assert words in refused(*arguments), arguments
     assert not (tmp_path / "r").exists()

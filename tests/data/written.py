@@ -26,6 +26,7 @@ CITYSCAPES |= {27: 14, 28: 15, 31: 16, 32: 17, 33: 18}
 
 FORMATS: dict[str, tuple[str, ...]] = {
     "digits": (),  # comes with the package: nothing to write
+    "noise": (),
     "mnist": ("idx", "idx.gz"),
     "fashion-mnist": ("idx", "idx.gz"),
     "cifar10": ("python", "python.tar.gz", "binary", "binary.tar.gz", "parquet"),
@@ -51,7 +52,7 @@ def write(
     size: tuple[int, int] | None = None,
 ) -> Written:
     """Write a small valid copy of a data set: `images` of `size` in every part, of two classes or more."""
-    if name == "digits":
+    if not FORMATS[name]:
         return {}
     form = format or FORMATS[name][0]
     assert form in FORMATS[name], f"{name} has the formats {FORMATS[name]}"

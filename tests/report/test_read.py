@@ -142,3 +142,8 @@ def test_many_differences_are_told_by_the_recipe(tmp_path):
     write_run(tmp_path / "a", name="short")
     write_run(tmp_path / "b", name="long", epochs=20, lr=0.3, mixup=0.2)
     assert [run.label for run in read_runs([tmp_path])[0]] == ["SGD (long)", "SGD (short)"]
+
+
+def test_a_rival_is_named_by_its_strength(tmp_path):
+    run = read_run(write_run(tmp_path / "a", {"name": "nuc", "strength": 1e-4}))
+    assert run.method == "NUC strength=0.0001"

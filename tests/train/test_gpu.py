@@ -9,6 +9,7 @@ from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
+from sparsefw.typed import ConfigError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 KINDS = ("sgd", "filters", "rank", "weights")
@@ -103,3 +104,11 @@ def test_goes_on_after_a_stop(kind, tmp_path, monkeypatch):
     result = fit(config(kind, *changes), tmp_path / "half", quiet=True)
     assert result["steps"] == whole["steps"]
     assert result["test"]["accuracy"] == pytest.approx(whole["test"]["accuracy"], abs=6)
+
+
+def test_steps_that_wait_for_the_device_are_not_captured(tmp_path):
+    nuc = ("method.name=nuc", "train.epochs=12")
+    assert not isinstance(prepare(config("sgd", *nuc), None, Display("", quiet=True)).advance, CapturedStep)
+    assert fit(config("sgd", *nuc), tmp_path / "run", quiet=True)["test"]["accuracy"] > 85
+    with pytest.raises(ConfigError, match="steps of nuc wait for the device"):
+        prepare(config("sgd", *nuc, "engine.cuda_graph=true"), None, Display("", quiet=True))

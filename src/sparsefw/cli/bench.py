@@ -1,54 +1,215 @@
-"""`sparsefw bench`: ratios measured in one run, through the real data path."""
+"""`sparsefw bench`: ratios measured in one run, by the steps and through the data path of `sparsefw train`."""
 
 from __future__ import annotations
 
+import gc
+import math
+import os
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from sparsefw.cli.output import say
 from sparsefw.cli.small import Outcome
+from sparsefw.data.locate import VARIABLE
+from sparsefw.data.noise import Noise
 from sparsefw.environment import environment
-from sparsefw.methods import Batch
+from sparsefw.methods import Batch, SparseFW
 from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
+from sparsefw.train.engine import COMPILED_STEPS
 from sparsefw.train.loop import Training, synchronise
 from sparsefw.train.recipes import load_recipe, recipe_names
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS
 from sparsefw.typed import ConfigError
+from sparsefw.words import did_you_mean
 
-WARM_UP = EAGER_STEPS + 12  # steps
+WARM_UP = EAGER_STEPS + 3  # captured steps: the capture itself and some replays
+STRETCHES, LEAST = 10, 3  # how many fill the time, and how many there are where steps are slow
+MADE_UP_BYTES, MADE_UP_BATCHES = 2**27, 4  # of made-up images, where that is more than so many batches
 
 
-def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str]) -> Outcome:
-    """Images per second of every variant of a recipe."""
-    variants = [name for name in recipe_names() if name.startswith(f"{stem}-")]
-    if f"{stem}-sgd" not in variants:
+class Row(NamedTuple):
+    """A row of the table: a variant of the recipe, with other settings."""
+
+    label: str
+    variant: str
+    changes: tuple[str, ...] = ()
+
+
+ROWS = {
+    "sgd": Row("SGD", "sgd"),
+    "filters": Row("filters", "filters"),
+    "weights": Row("weights", "weights"),
+    "rank-0.1": Row("rank", "rank", ("method.k=0.1",)),
+    "rank-0.3": Row("rank", "rank", ("method.k=0.3",)),
+    "nuc": Row("NUC (full SVD)", "sgd", ("method.name=nuc",)),
+}
+
+
+class Measured(NamedTuple):
+    """Seconds per step, one number for each stretch; the most memory that was allocated; what was chosen for the machine."""
+
+    seconds: list[float]
+    peak_bytes: int
+    engine: str
+
+
+def chosen_rows(text: str | None) -> list[str]:
+    """ "filters,nuc" as keys of ROWS, in their order; SGD is always among them, since all others are compared with it."""
+    wanted = list(ROWS) if text is None else [name.strip() for name in text.split(",")]
+    for name in wanted:
+        if name not in ROWS:
+            raise ConfigError(f"--rows {name!r}{did_you_mean(name, ROWS)}; there are {', '.join(ROWS)}")
+    return [name for name in ROWS if name in wanted or name == "sgd"]
+
+
+def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str]) -> Outcome:
+    """Images per second and memory of a recipe's variants and of NUC, as shares of SGD's."""
+    if f"{stem}-sgd" not in recipe_names():
         raise ConfigError(
             f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
-    variants.sort(key=lambda name: name != f"{stem}-sgd")
-    # A function for each, so that one training is in memory at a time.
-    rows = {name: _row(load_recipe(name, changes), data, seconds) for name in variants}
-    engines = [row.pop("engine") for row in rows.values()]
-    first = rows[variants[0]]["images_per_second"]
-    width = max(map(len, rows))
-    lines = [f"{'':{width}}  images/s   share of SGD   ms/step" + "   peak MiB" * torch.cuda.is_available()]
-    for name, row in rows.items():
-        row["share"] = row["images_per_second"] / first
-        memory = f"   {row['peak_bytes'] / 2**20:8,.0f}" if row["peak_bytes"] else ""
-        lines.append(
-            f"{name:{width}}  {row['images_per_second']:8,.0f}   {row['share']:12.3f}   {row['milliseconds']:7.2f}{memory}"
+    configs = {key: _config(stem, ROWS[key], data, changes) for key in rows}
+    found: dict[str, list[Measured]] = {key: [] for key in rows}
+    for key in [*rows, "sgd"]:  # twice: a machine that slows down or speeds up meanwhile is noticed
+        found[key].append(_measured(configs[key], data, seconds))
+        say(f"{stem}, {_label(key, configs[key])}: {1e3 * statistics.median(found[key][-1].seconds):.2f} ms/step")
+    table = {key: _row(key, configs[key], found[key]) for key in rows}
+    for row in table.values():
+        row["share"] = row["images_per_second"] / table["sgd"]["images_per_second"]
+        row["memory_share"] = row["peak_bytes"] / table["sgd"]["peak_bytes"] if row["peak_bytes"] else None
+    first, last = (statistics.median(one.seconds) for one in found["sgd"])
+    batch, shape, made_up = configs["sgd"].data.batch_size, _shape(configs["sgd"]), configs["sgd"].data.name == "noise"
+    origin = "made up in memory: no file is read or decoded" if made_up else "those of the data set"
+    record = {
+        "recipe": stem,
+        "batch_size": batch,
+        "shape": shape,
+        "made_up": made_up,
+        "images": f"batches of {batch} images of {' x '.join(map(str, shape))}, {origin}",
+        "engine": table["sgd"]["engine"],
+        "drift": last / first - 1,
+        "rows": table,
+        **environment(),
+    }
+    return Outcome(record, _text(record))
+
+
+def _config(stem: str, row: Row, data: Path | None, changes: Sequence[str]) -> RunConfig:
+    config = load_recipe(f"{stem}-{row.variant}", [*row.changes, *changes])
+    info = config.data.info()
+    if info.make is not None or data is not None or os.environ.get(VARIABLE):
+        return config
+    if info.task != "classification" or info.classes is None:
+        raise ConfigError(
+            f"bench train {stem!r}: images of {info.name} have labels that cannot be made up; give --data"
         )
-    return Outcome({"rows": rows, "engine": engines[0], **environment()}, "\n".join([engines[0], *lines]))
+    batch, shape = config.data.batch_size, _shape(config)
+    batches = max(MADE_UP_BATCHES, MADE_UP_BYTES // (batch * math.prod(shape)))
+    noise = Noise(shape=shape, classes=info.classes, images=batch * batches)
+    # In trainings as long as with all images of the real set, networks are compiled.
+    epochs = max(config.train.epochs, math.ceil(COMPILED_STEPS / batches))
+    made_up = config.data.model_copy(update={"name": "noise", "noise": noise, "validation": 0.0})
+    return config.model_copy(update={"data": made_up, "train": config.train.model_copy(update={"epochs": epochs})})
 
 
-def _row(config: RunConfig, data: Path | None, seconds: float) -> dict[str, Any]:
+def _shape(config: RunConfig) -> tuple[int, int, int]:
+    """Channels, height and width of what the network gets."""
+    channels, height, width = config.data.info().shape
+    return (channels, *(config.data.size or (height, width)))
+
+
+def _label(key: str, config: RunConfig) -> str:
+    method = config.method
+    return f"{ROWS[key].label} k={method.k}" if isinstance(method, SparseFW) and method.k else ROWS[key].label
+
+
+def _row(key: str, config: RunConfig, found: Sequence[Measured]) -> dict[str, Any]:
+    times = [second for one in found for second in one.seconds]
+    median = statistics.median(times)
+    return {
+        "label": _label(key, config),
+        "method": config.method.model_dump(),
+        "engine": found[0].engine,
+        "images_per_second": config.data.batch_size / median,
+        "milliseconds": 1e3 * median,
+        "spread": [min(times) / median, max(times) / median],
+        "stretches": len(times),
+        "peak_bytes": max(one.peak_bytes for one in found),
+    }
+
+
+def _text(record: dict[str, Any]) -> str:
+    rows, on_gpu = record["rows"], bool(record["rows"]["sgd"]["peak_bytes"])
+    width = max(len(row["label"]) for row in rows.values())
+    lines = [
+        f"{record['recipe']} on {record['engine']}",
+        record["images"],
+        f"{'':{width}}  images/s   share of SGD's   ms/step        spread" + "   peak MiB   x SGD's" * on_gpu,
+    ]
+    for row in rows.values():
+        spread = "{:.3f}..{:.3f}".format(*row["spread"])
+        memory = f"   {row['peak_bytes'] / 2**20:8,.0f}   {row['memory_share']:7.2f}" if on_gpu else ""
+        rate = f"{row['images_per_second']:,.{0 if row['images_per_second'] >= 100 else 1}f}"
+        lines.append(
+            f"{row['label']:{width}}  {rate:>8}   {row['share']:14.3f}   {row['milliseconds']:7.2f}"
+            f"  {spread:>12}{memory}"
+        )
+    lines.append(
+        f"spread: fastest and slowest stretch over the median; SGD at the end against SGD at the start: {record['drift']:+.1%}"
+    )
+    lines += [f"{row['label']} ran on {row['engine']}" for row in rows.values() if row["engine"] != record["engine"]]
+    return "\n".join(lines)
+
+
+def _measured(config: RunConfig, data: Path | None, seconds: float) -> Measured:
+    """One training, prepared, measured and forgotten: there are never two in memory."""
+    gc.collect()
+    before = 0
+    if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # kept for every stream that a training before this one had
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     training = prepare(config, data, Display(config.name, quiet=True))
-    return {**_measured(training, seconds), "engine": str(training.engine)}
+    times = _timed(training, seconds)
+    on_gpu = training.engine.device.type == "cuda"
+    return Measured(times, torch.cuda.max_memory_allocated() - before if on_gpu else 0, str(training.engine))
+
+
+def _timed(t: Training, seconds: float) -> list[float]:
+    """Seconds per step over stretches of steps, each waited for in the end; so many steps that STRETCHES fill the time."""
+    t.model.train()
+    with closing(_batches(t)) as batches:
+
+        def steps(count: int) -> float:
+            synchronise(t.engine.device)
+            start = time.perf_counter()
+            for _ in range(count):
+                t.rates.scale(1.0)
+                t.sums += t.advance(next(batches))
+            synchronise(t.engine.device)
+            return (time.perf_counter() - start) / count
+
+        if t.engine.cuda_graph:
+            steps(WARM_UP)
+        else:  # the optimizer alone has no need of more passes for its own warm-up, which may take seconds each
+            steps(1)
+            for _ in range(EAGER_STEPS):
+                t.optimizer.step()
+        count = max(1, int(seconds / STRETCHES / steps(1)))
+        found: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(found) < LEAST:
+            found.append(steps(count))
+        return found
 
 
 def data_rate(recipe: str, data: Path | None, seconds: float, changes: Sequence[str]) -> Outcome:
@@ -67,38 +228,8 @@ def data_rate(recipe: str, data: Path | None, seconds: float, changes: Sequence[
     return Outcome({"images_per_second": rate, **environment()}, f"{recipe}: {rate:,.0f} images/s on {t.engine}")
 
 
-def _batches(t: Training) -> Iterator[Batch]:
+def _batches(t: Training) -> Generator[Batch]:
     epoch = 0
     while True:
         yield from t.data.train.training(epoch, 0, t.config.data.batch_size)
         epoch += 1
-
-
-def _measured(t: Training, seconds: float) -> dict[str, Any]:
-    """The median over several stretches, each waited for in the end."""
-    t.model.train()
-    on_gpu, batches, batch = t.engine.device.type == "cuda", _batches(t), t.config.data.batch_size
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(WARM_UP):
-        t.rates.scale(1.0)
-        t.advance(next(batches))
-    found: list[float] = []
-    end = time.perf_counter() + seconds
-    steps = 50 if on_gpu else 3
-    while time.perf_counter() < end or len(found) < 3:
-        synchronise(t.engine.device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            t.rates.scale(1.0)
-            t.sums += t.advance(next(batches))
-        synchronise(t.engine.device)
-        found.append((time.perf_counter() - start) / steps)
-    median = sorted(found)[len(found) // 2]
-    peak = torch.cuda.max_memory_allocated() if on_gpu else 0
-    return {
-        "images_per_second": batch / median,
-        "milliseconds": 1e3 * median,
-        "stretches": len(found),
-        "peak_bytes": peak,
-    }

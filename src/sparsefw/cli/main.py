@@ -222,18 +222,29 @@ def bench_train(
     recipe: Annotated[
         str, typer.Argument(help="A recipe without its variant, such as cifar10-resnet18.")
     ] = "digits-resnet",
-    seconds: Annotated[float, typer.Option(help="How long each method is measured, after its warm-up.")] = 5.0,
-    data: DataOption = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Of sgd,filters,weights,rank-0.1,rank-0.3,nuc; SGD is always measured. Default: all."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="How long each row is measured, after its warm-up; three steps at least.")
+    ] = 5.0,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="As for train; default: $SPARSEFW_DATA, and without it made-up images.", show_default=False),
+    ] = None,
     set_: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Training speed of every variant of a recipe beside plain SGD, in one run, through the real data path.
+    """Training speed and memory by SparseFW, and by its rival NUC, beside plain SGD's, all in one run.
 
     sparsefw bench train digits-resnet
-    """
-    from sparsefw.cli.bench import rates
 
-    found = rates(recipe, data, seconds, set_ or ())
+    sparsefw bench train cifar10-resnet18 --rows rank-0.1,nuc
+    """
+    from sparsefw.cli.bench import chosen_rows, rates
+
+    found = rates(recipe, data, seconds, set_ or (), chosen_rows(rows))
     result(found.record, json, found.text)
 
 

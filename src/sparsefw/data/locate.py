@@ -17,10 +17,10 @@ VARIABLE = "SPARSEFW_DATA"
 def folder_of(info: DatasetInfo, given: Path | None) -> Path:
     """The folder that holds the data set: the one of its name in the folder given (or else in $SPARSEFW_DATA), or that itself.
 
-    The one of its name comes first: several data sets use the same file names. For data that come with the package the
+    The one of its name comes first: several data sets use the same file names. For data that need no files the
     result does not matter.
     """
-    if not info.formats:
+    if info.make is not None:
         return Path()
     if given is None and not os.environ.get(VARIABLE):
         raise DataError(

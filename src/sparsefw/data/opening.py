@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from sparsefw.data.augment import Augment
 from sparsefw.data.batches import Normal, Part, Share, split
@@ -16,7 +16,8 @@ from sparsefw.data.decoded import decoded
 from sparsefw.data.errors import DataError
 from sparsefw.data.folders import TEST_FOLDERS, subfolders
 from sparsefw.data.locate import folder_of
-from sparsefw.data.registry import DatasetInfo, dataset
+from sparsefw.data.noise import Noise
+from sparsefw.data.registry import DatasetInfo, dataset, noise_info
 from sparsefw.data.resident import Resident, Stored
 from sparsefw.data.source import Source
 from sparsefw.data.streaming import Streaming
@@ -35,6 +36,7 @@ class DataConfig(Section):
     size          height and width of the network's input, where it is not the data set's own
     resident      decoded in the device's memory, or streamed from disk; None: as the set's size suggests
     on_corrupt    what an image that cannot be read does: "error", or "skip", which counts them
+    noise         what the made-up images of the set "noise" are like; None for all other sets
     """
 
     name: str
@@ -45,6 +47,18 @@ class DataConfig(Section):
     augment: Augment = Augment()
     resident: bool | None = None
     on_corrupt: Literal["error", "skip"] = "error"
+    noise: Noise | None = None
+
+    @model_validator(mode="after")
+    def _noise_is_made_up(self) -> Self:
+        if self.noise is not None and self.name != "noise":
+            raise ValueError(
+                f"noise: describes made-up images, but name={self.name!r}; set name to noise, or leave it out"
+            )
+        return self
+
+    def info(self) -> DatasetInfo:
+        return dataset(self.name) if self.noise is None else noise_info(self.noise)
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def open_data(
     workers: int = 0,
 ) -> Data:
     """The parts of a data set, from the folder `given` or the environment variable SPARSEFW_DATA."""
-    info = dataset(config.name)
+    info = config.info()
     resident = info.resident if config.resident is None else config.resident
     if not resident and (config.augment.crop or config.augment.rotation):
         raise DataError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, tars, tinyimagenet
+from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, noise, tars, tinyimagenet
 from sparsefw.data.errors import DataError
 from sparsefw.data.locate import folder_of
 from sparsefw.data.parquet import parquet_format
@@ -28,7 +29,8 @@ class DatasetInfo:
     mean, std: by which pixels are normalised, channel by channel, after division by 255.
     resident: small enough to live in memory, decoded.
     files, obtain: which files are expected, and how to get them.
-    formats: the forms in which it is read, the first that is present is taken; none for what comes with the package.
+    formats: the forms in which it is read, the first that is present is taken.
+    make: gives a part of what needs no files, and then has no formats.
     ignore_label: the label of pixels that do not count.
     parts: "val" only where the data set itself has such a part.
     """
@@ -43,7 +45,8 @@ class DatasetInfo:
     files: str
     obtain: str
     description: str
-    formats: tuple[Format, ...]
+    formats: tuple[Format, ...] = ()
+    make: Callable[[str], Source] | None = None
     ignore_label: int | None = None
     parts: tuple[str, ...] = ("train", "test")
 
@@ -55,8 +58,8 @@ class DatasetInfo:
         """One part, from a folder that holds it; `cache` is a folder for what is slow to find out again."""
         if part not in self.parts:
             raise DataError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts)}")
-        if not self.formats:
-            return digits.open_digits(part)
+        if self.make is not None:
+            return self.make(part)
         for form in self.formats:
             if form.present(folder):
                 return form.open(folder, part, cache)
@@ -79,6 +82,24 @@ def _any_folder(folder: Path) -> bool:
     return bool(folders.subfolders(folder))
 
 
+def noise_info(like: noise.Noise) -> DatasetInfo:
+    """The set `noise` with images as asked for."""
+    return DatasetInfo(
+        "noise",
+        "classification",
+        classes=like.classes,
+        shape=like.shape,
+        mean=(1 / 2,) * like.shape[0],
+        std=(12**-0.5,) * like.shape[0],
+        resident=True,
+        files="none: it is made up in memory",
+        obtain="Nothing to do.",
+        description="for timing only: random pixels, of the shape, classes and number that data.noise says",
+        make=partial(noise.open_noise, like),
+        parts=noise.PARTS,
+    )
+
+
 _INFOS = (
     DatasetInfo(
         "digits",
@@ -91,7 +112,7 @@ _INFOS = (
         files="none: it comes with the package",
         obtain="Nothing to do.",
         description="1,797 handwritten digits of 8 x 8 pixels",
-        formats=(),
+        make=digits.open_digits,
     ),
     *(
         DatasetInfo(
@@ -225,6 +246,7 @@ _INFOS = (
         description="images of your own, one folder per class",
         formats=(Format("folder", _any_folder, _only_folder),),
     ),
+    noise_info(noise.Noise()),
 )
 
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}

@@ -49,10 +49,13 @@ class Method(Section, ABC):
     penalty       every step, inside the loss: a term to add to it, or None
     after_step    when the weights have moved
     after_epoch   when an epoch has ended, after its last step
+
+    captured says whether a step may be captured in a CUDA graph: nothing in gradients and penalty waits for the device.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
+    captured: ClassVar[bool] = True
 
     name: str
 

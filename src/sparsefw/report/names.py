@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsefw.report.read import Run
 
-SPELLED = {"sgd": "SGD", "sparsefw": "SparseFW"}
+SPELLED = {"sgd": "SGD", "sparsefw": "SparseFW", "nuc": "NUC"}
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 
 def own_name(config: Mapping[str, Any]) -> str:
-    """Such as "SGD", or "SparseFW filters k=0.3 w=0.33"."""
+    """Such as "SGD", "NUC strength=0.0001", or "SparseFW filters k=0.3 w=0.33"."""
     method = config["method"]
     name = str(method["name"])
     words = [SPELLED.get(name, name)]
-    if name == "sparsefw":
-        words += [str(method["kind"])] if method.get("kind") else []
-        words += [f"{key}={shown(method[key])}" for key in ("k", "w") if method.get(key) is not None]
+    words += [str(method["kind"])] if method.get("kind") else []
+    words += [f"{key}={shown(method[key])}" for key in ("k", "w", "strength") if method.get(key) is not None]
     return " ".join(words)
 
 

@@ -65,21 +65,31 @@ def engine_for(config: RunConfig, steps: int) -> Engine:
         )
     precision = _precision(wanted.precision, device)
     ours = config.model.name in MODELS  # of other networks it is not known that they can be captured or compiled
-    can_capture = on_gpu and share.world == 1 and precision != torch.float16
-    if wanted.cuda_graph and not can_capture:
-        reason = "a CUDA device" if not on_gpu else "one process" if share.world > 1 else "a precision other than fp16"
-        raise ConfigError(f"engine.cuda_graph=true needs {reason}")
+    hindrance = _hindrance(config, on_gpu, share.world, precision)
+    if wanted.cuda_graph and hindrance:
+        raise ConfigError(f"engine.cuda_graph=true needs {hindrance}")
     return Engine(
         device=device,
         precision=precision,
         channels_last=on_gpu if wanted.channels_last is None else wanted.channels_last,
         compile=on_gpu and ours and steps >= COMPILED_STEPS if wanted.compile is None else wanted.compile,
-        cuda_graph=can_capture and ours if wanted.cuda_graph is None else wanted.cuda_graph,
+        cuda_graph=hindrance is None and ours if wanted.cuda_graph is None else wanted.cuda_graph,
         sync_batchnorm=_sync(wanted.sync_batchnorm, on_gpu, share.world),
         accumulate=wanted.accumulate,
         workers=min(8, max(1, (os.cpu_count() or 1) // share.world)) if wanted.workers is None else wanted.workers,
         share=share,
     )
+
+
+def _hindrance(config: RunConfig, on_gpu: bool, world: int, precision: torch.dtype) -> str | None:
+    """What is missing to capture whole steps in a CUDA graph; None where nothing is."""
+    if not on_gpu:
+        return "a CUDA device"
+    if world > 1:
+        return "one process"
+    if precision == torch.float16:
+        return "a precision other than fp16"
+    return None if config.method.captured else f"another method: steps of {config.method.name} wait for the device"
 
 
 def join_processes(device: str) -> Share:

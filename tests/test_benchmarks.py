@@ -1,0 +1,109 @@
+"""The scripts in benchmarks/, as far as they do more than print: tables, theory and summaries by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+
+import oracle_quality
+import scaling
+import throughput
+from sparsefw.cli.bench import rates
+
+ENVIRONMENT = {"versions": {"sparsefw": "0.1.0", "torch": "2.9"}, "date": "2026-01-02"}
+
+
+def answer(on_gpu: bool) -> dict:
+    def row(label, rate, memory, engine="cuda:0, cuda_graph"):
+        peak = memory << 20 if on_gpu else 0
+        shares = {"share": rate / 20_000, "memory_share": memory / 400 if on_gpu else None}
+        times = {"images_per_second": rate, "milliseconds": 128e3 / rate, "spread": [0.99, 1.02]}
+        return {"label": label, "engine": engine, "peak_bytes": peak, **shares, **times}
+
+    rows = {"sgd": row("SGD", 20_000, 400), "nuc": row("NUC (full SVD)", 500, 1000, "cuda:0")}
+    about = {"recipe": "cifar10-resnet18", "images": "batches of 128 images, made up", "drift": -0.004}
+    return {**about, "engine": "cuda:0, cuda_graph", "rows": rows}
+
+
+def rendered(*answers: dict) -> str:
+    tables = [{"command": "sparsefw bench train x", "seconds": 1.0, "answer": one} for one in answers]
+    head = {"command": "python benchmarks/throughput.py", "device": "NVIDIA H200", **ENVIRONMENT}
+    return throughput.render({**head, "tables": tables})
+
+
+def test_the_throughput_table_says_what_was_measured_where_and_how():
+    text = rendered(answer(on_gpu=True))
+    assert "NVIDIA H200, 2026-01-02, sparsefw 0.1.0, torch 2.9. Written by `python benchmarks/throughput.py`." in text
+    assert "## cifar10-resnet18\n" in text
+    assert "cuda:0, cuda_graph; batches of 128 images, made up. SGD" in text
+    assert "start: -0.4%. NUC (full SVD) ran on cuda:0." in text
+    assert "|  | images/s | share of SGD's | ms/step | spread | peak MiB | x SGD's |\n" in text
+    assert "| SGD | 20,000 | 1.000 | 6.40 | 0.990 to 1.020 | 400 | 1.00 |\n" in text
+    assert "| NUC (full SVD) | 500 | 0.025 | 256.00 | 0.990 to 1.020 | 1,000 | 2.50 |\n" in text
+
+
+def test_without_a_gpu_the_table_has_no_memory():
+    text = rendered(answer(on_gpu=False))
+    assert "peak" not in text
+    assert "| SGD | 20,000 | 1.000 | 6.40 | 0.990 to 1.020 |\n" in text
+
+
+def test_what_bench_answers_can_be_rendered():
+    found = rates("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"]).record
+    assert "| rank k=0.1 |" in rendered(found, found)
+
+
+def test_the_work_of_a_step_by_hand():
+    setting = scaling.Setting(layers=3, n=20, m=50, k=0.1)
+    assert setting.work("SGD") == setting.work("filters") == setting.work("weights") == 3000
+    assert setting.work("rank") == 6000  # two columns
+    assert scaling.Setting(1, 5, 5, 0.1).work("rank") == 25  # one at least
+    assert math.isnan(scaling.Setting(1, 5, 5, 1.0).work("rank"))
+
+
+def test_theory_goes_through_the_point_of_most_work():
+    widths = [scaling.Setting(1, n, n, 0.1) for n in (10, 20, 40)]
+    assert scaling.theory(widths, "SGD", [5, 6, 16]) == pytest.approx([1, 4, 16])
+    assert scaling.theory(widths, "rank", [5, 6, 64]) == pytest.approx([1, 8, 64])
+    shares = [scaling.Setting(1, 10, 10, k) for k in (0.1, 0.5, 1.0)]
+    assert scaling.theory(shares, "SGD", [1, 2, 9]) == pytest.approx([2, 2, 2])
+    assert scaling.theory(shares, "rank", [3, 5, 9]) == pytest.approx([1, 5, math.nan], nan_ok=True)
+
+
+def test_scaling_is_measured_and_drawn(tmp_path, monkeypatch):
+    sizes = ["--widths", "8", "16", "--depths", "1", "2", "--shares", "0.05", "1.0"]
+    monkeypatch.setattr(sys, "argv", ["", *sizes, "--rounds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    scaling.main()
+    found = json.loads((tmp_path / "scaling-cpu.json").read_text())
+    assert found["command"].startswith("python benchmarks/scaling.py --widths 8 16")
+    assert set(found["panels"]["k"]["ms"]) == {"SGD", "filters", "weights", "rank"}
+    assert all(len(ms) == 2 for panel in found["panels"].values() for ms in panel["ms"].values())
+    assert (tmp_path / "scaling-cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_layers_of_a_setting_are_as_large_as_it_says():
+    for setting in (scaling.Setting(2, 4, 6, 0.5), scaling.Setting(3, 4, 18, 0.5)):
+        net = setting.network("cpu")
+        assert [p.flatten(1).shape for p in net.parameters()] == [(setting.n, setting.m)] * setting.layers
+
+
+def test_the_quality_of_every_layer_is_looked_at_now_and_then():
+    changes = ["train.epochs=1", "model.arguments.width=4", "method.k=0.5", "engine.device=cpu"]
+    found = oracle_quality.inspected("digits-resnet-rank", None, changes, every=4)
+    assert found["looked_at"] == [4, 8, 12, 16]  # of 19
+    assert found["layers"].keys() == found["quality"].keys()
+    assert "layer1.0.conv1.weight" in found["layers"]
+    assert 0.5 < found["overall"]["min"] <= found["overall"]["mean"] <= 1 + 1e-5
+
+
+def test_what_is_not_known_counts_neither_as_good_nor_as_bad():
+    assert oracle_quality.summary([1.0, math.nan, 0.5]) == {"mean": 0.75, "min": 0.5, "looks": 2}
+
+
+def test_a_training_without_constraints_has_nothing_to_look_at():
+    changes = ["train.epochs=1", "model.arguments.width=4", "data.batch_size=600"]
+    with pytest.raises(SystemExit, match="nothing to look at in 2 steps"):
+        oracle_quality.inspected("digits-resnet-sgd", None, changes, every=1)
