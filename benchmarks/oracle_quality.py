@@ -48,8 +48,8 @@ class Inspector(Watcher):
         if training.step % self._every:
             return
         self.steps.append(training.step)
-        for report in training.optimizer.diagnostics():
-            self.quality.setdefault(report.name, []).append(report.quality)
+        for name, quality in training.optimizer.oracle_quality().items():
+            self.quality.setdefault(name, []).append(quality)
 
 
 def summary(values: list[float]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Where the time of a training step goes: the kernels of some steps of a recipe's variants, added up by what they do.
+"""Where the time of a training step goes: the kernels of the rows of `sparsefw bench train`, added up by what they do.
 
-    python benchmarks/step_profile.py cifar10-resnet18 --data DIR [--variants sgd filters rank] [--set KEY=VALUE] [--json FILE]
+    python benchmarks/step_profile.py cifar10-resnet18 [--rows sgd,filters,rank-0.3] [--data DIR] [--set KEY=VALUE] [--json FILE]
 
 Needs a CUDA device. The steps are those of `sparsefw train`: same data path, same graph.
 """
@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from sparsefw.cli.bench import WARM_UP, _batches
+from sparsefw.cli.bench import ROWS, WARM_UP, batches_of, chosen_rows, row_config
 from sparsefw.environment import environment
 from sparsefw.train.display import Display
-from sparsefw.train.recipes import load_recipe
 from sparsefw.train.run import prepare
 
 STEPS = 20
@@ -37,10 +36,10 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other kernels of torch")
 
 
-def profile(recipe: str, data: Path | None, changes: list[str]) -> dict[str, Any]:
-    t = prepare(load_recipe(recipe, changes), data, Display(recipe, quiet=True))
+def profile(stem: str, row: str, data: Path | None, changes: list[str]) -> dict[str, Any]:
+    t = prepare(row_config(stem, ROWS[row], data, changes), data, Display(stem, quiet=True))
     t.model.train()
-    batches = _batches(t)
+    batches = batches_of(t)
     for _ in range(WARM_UP):
         t.rates.scale(1.0)
         t.advance(next(batches))
@@ -74,15 +73,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--variants", nargs="+", default=["sgd", "filters", "weights", "rank"])
+    parser.add_argument("--rows", default="sgd,filters,weights,rank-0.1,rank-0.3")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--top", type=int, default=12)
     args = parser.parse_args()
     results = {}
-    for variant in args.variants:
-        found = results[variant] = profile(f"{args.recipe}-{variant}", args.data, args.set)
-        print(f"\n{variant}: {found['us']:,.0f} us of kernels in {found['launches']:.0f} launches a step")
+    for row in chosen_rows(args.rows):
+        found = results[row] = profile(args.recipe, row, args.data, args.set)
+        print(f"\n{row}: {found['us']:,.0f} us of kernels in {found['launches']:.0f} launches a step")
         for kind, time in found["us_by_kind"].items():
             print(f"  {time:8.1f}  {kind}")
         for kernel in found["kernels"][: args.top]:

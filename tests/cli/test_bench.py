@@ -70,7 +70,7 @@ def test_data_path_alone():
 )
 @pytest.mark.parametrize("key", ROWS)
 def test_without_data_images_like_the_recipes_are_made_up(stem, key):
-    config, recipe = bench._config(stem, ROWS[key], None, ()), load_recipe(f"{stem}-{ROWS[key].variant}")
+    config, recipe = bench.row_config(stem, ROWS[key], None, ()), load_recipe(f"{stem}-{ROWS[key].variant}")
     info, like = DATASETS[recipe.data.name], config.data.noise
     assert (like.shape, like.classes) == (info.shape, info.classes)
     assert (config.data.batch_size, config.data.augment) == (recipe.data.batch_size, recipe.data.augment)

@@ -76,7 +76,7 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], 
         raise ConfigError(
             f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
-    configs = {key: _config(stem, ROWS[key], data, changes) for key in rows}
+    configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
     found: dict[str, list[Measured]] = {key: [] for key in rows}
     for key in [*rows, "sgd"]:  # twice: a machine that slows down or speeds up meanwhile is noticed
         found[key].append(_measured(configs[key], data, seconds))
@@ -102,7 +102,8 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], 
     return Outcome(record, _text(record))
 
 
-def _config(stem: str, row: Row, data: Path | None, changes: Sequence[str]) -> RunConfig:
+def row_config(stem: str, row: Row, data: Path | None, changes: Sequence[str]) -> RunConfig:
+    """The training that a row measures; on made-up images where no data are given."""
     config = load_recipe(f"{stem}-{row.variant}", [*row.changes, *changes])
     info = config.data.info()
     if info.make is not None or data is not None or os.environ.get(VARIABLE):
@@ -187,7 +188,7 @@ def _measured(config: RunConfig, data: Path | None, seconds: float) -> Measured:
 def _timed(t: Training, seconds: float) -> list[float]:
     """Seconds per step over stretches of steps, each waited for in the end; so many steps that STRETCHES fill the time."""
     t.model.train()
-    with closing(_batches(t)) as batches:
+    with closing(batches_of(t)) as batches:
 
         def steps(count: int) -> float:
             synchronise(t.engine.device)
@@ -215,7 +216,7 @@ def _timed(t: Training, seconds: float) -> list[float]:
 def data_rate(recipe: str, data: Path | None, seconds: float, changes: Sequence[str]) -> Outcome:
     """What the data path delivers when nothing else runs."""
     training = prepare(load_recipe(recipe, changes), data, Display(recipe, quiet=True))
-    t, count, batches = training, 0, _batches(training)
+    t, count, batches = training, 0, batches_of(training)
     for _ in range(5):
         next(batches)
     synchronise(t.engine.device)
@@ -228,7 +229,8 @@ def data_rate(recipe: str, data: Path | None, seconds: float, changes: Sequence[
     return Outcome({"images_per_second": rate, **environment()}, f"{recipe}: {rate:,.0f} images/s on {t.engine}")
 
 
-def _batches(t: Training) -> Generator[Batch]:
+def batches_of(t: Training) -> Generator[Batch]:
+    """Training batches without end."""
     epoch = 0
     while True:
         yield from t.data.train.training(epoch, 0, t.config.data.batch_size)

@@ -3,11 +3,13 @@
 The spectral k-support oracle does not need singular triplets. For any U with k orthonormal columns the best feasible
 point with column space in span(U) is ``-r U U^T G / ||U^T G||``, and it is optimal when U spans the top k left singular
 vectors of G. So the only work is to keep such a U while G drifts from step to step: one block power iteration from the
-last step's subspace, which is three matrix products and a k x k Cholesky factor. Feasibility never depends on how well
-this converges (any matrix of rank k and norm r is feasible); only the quality of the vertex does, and `certificate`
-bounds it.
+last step's subspace, which is three matrix products and a k x k Cholesky factor. Where k is small, one direction that lags
+behind is a large share of all, so a few more are followed and the best k chosen among them (`leading`).
 
-Legend: G (b, n, m) with n <= m, U (b, n, k), B = U^T G (b, k, m), V (b, m, k) the warm start.
+Feasibility never depends on how well this converges (any matrix of rank k and norm r is feasible); only the quality of the
+vertex does, and `certificate` bounds it.
+
+Legend: G (b, n, m) with n <= m, U (b, n, c), B = U^T G (b, c, m), V (b, m, c) the warm start, for c >= k columns.
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ from torch import Tensor
 _SHIFT = 1e-12
 
 
+FOLLOWED = 16  # directions, at least, where there are as many
+_ROUNDS = 4
+
+
 class Basis(NamedTuple):
-    """basis U (b, n, k) and coefficients B = U^T G (b, k, m): the best rank-k stand-in for G is U B."""
+    """basis U (b, n, c) and coefficients B = U^T G (b, c, m): the best stand-in for G with these columns is U B."""
 
     basis: Tensor
     coefficients: Tensor
@@ -52,6 +58,31 @@ def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
         usable = (lengths > 0) & lengths.isfinite()
         V = torch.where(usable.unsqueeze(-2), B.mT / torch.where(usable, lengths, 1).unsqueeze(-2), V)
     return Basis(U, B), V
+
+
+def columns(k: int, count: int) -> int:
+    """How many directions are followed for the k leading of `count`."""
+    return min(count, max(k, FOLLOWED))
+
+
+def leading(subspace: Basis, k: int) -> Basis:
+    """The k leading directions within the span of U: those of the small H = B B^T, whose eigenvectors are what U sees of G's.
+
+    Orthogonal iteration Z <- orth(H^2 Z) from its k longest axes, which are nearly right, since the last step's were.
+    """
+    U, B = subspace
+    if U.shape[-1] == k:
+        return subspace
+    H = B.double() @ B.double().mT
+    axes = H.diagonal(dim1=-2, dim2=-1)  # squares of their lengths
+    trace = axes.sum(-1)[:, None, None]
+    H = H / torch.where(trace > 0, trace, 1)
+    longest = axes.argsort(dim=-1, descending=True)[:, :k]
+    H2, Z = H @ H, torch.nn.functional.one_hot(longest, H.shape[-1]).to(H).mT
+    for _ in range(_ROUNDS):
+        Z = orthonormal(H2 @ Z)
+    Z = Z.to(U.dtype)
+    return Basis(U @ Z, Z.mT @ B)
 
 
 def orthonormal(P: Tensor) -> Tensor:

@@ -217,8 +217,10 @@ class Spectrum(View):
         if not self.follows(gauge, count):
             return (_over_norm(G) if gauge.tip is Tip.PROPORTIONAL else subspace.polar_factor(G)), None
         k = gauge.support(count)
-        V = subspace.start(G, k) if warm is None or warm.shape[-1] < k else warm[..., :k]  # k may have changed since
-        (U, B), V = subspace.top_subspace(G, V, iterations)
+        c = subspace.columns(k, count)
+        V = subspace.start(G, c) if warm is None or warm.shape[-1] < c else warm[..., :c]  # k may have changed since
+        found, V = subspace.top_subspace(G, V, iterations)
+        U, B = subspace.leading(found, k)
         if gauge.tip is Tip.PROPORTIONAL:
             return _over_norm(U @ B), V  # divided by its own norm: feasible however inexact U is
         return U @ subspace.polar_factor(B), V

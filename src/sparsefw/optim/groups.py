@@ -123,3 +123,27 @@ def pull_inside(group: Group, names: list[str]) -> None:
 def tolerance(dtype: torch.dtype) -> float:
     """How far rounding alone may carry a weight of this dtype beyond the boundary."""
     return max(1e-5, float(torch.finfo(dtype).eps))
+
+
+def readable_groups(state_dict: Group, live: list[Group], names: list[list[str]], defaults: Group) -> list[Group]:
+    """The saved param groups with regions and rules as objects; ValueError where they do not fit the live ones."""
+    saved = state_dict.get("param_groups")
+    if not isinstance(saved, list) or not isinstance(state_dict.get("state"), dict):
+        raise ValueError("not a state_dict of an optimizer: it has no list 'param_groups' and dict 'state'")
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in live]:
+        raise ValueError(
+            "the state_dict has other param groups than this optimizer: was the model or `constrain` changed?"
+        )
+    groups = []
+    for index, (group, current) in enumerate(zip(saved, live, strict=True)):
+        missing = sorted(set(defaults) - set(group))
+        if missing or not isinstance(group["region"], (dict, type(None))):
+            raise ValueError(f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing")
+        region = group["region"] and Ball.from_plain(group["region"])
+        groups.append({**group, "region": region, "rescale": Rescale.from_plain(group["rescale"])})
+        check_group({**groups[-1], "params": current["params"]}, names[index])
+        for i, p, name in zip(group["params"], current["params"], names[index], strict=True):
+            momentum = state_dict["state"].get(i, {}).get("momentum")
+            if momentum is not None and momentum.shape != p.shape:
+                raise ValueError(f"{name}: has the shape {tuple(p.shape)}, its saved momentum {tuple(momentum.shape)}")
+    return groups

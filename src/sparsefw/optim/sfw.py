@@ -12,28 +12,24 @@ kernels.py. Param groups without a region take SGD or AdamW steps in the same ob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball
-from sparsefw.optim import fused, kernels
+from sparsefw.optim import kernels
 from sparsefw.optim.diagnostics import LayerReports
+from sparsefw.optim.diagnostics import oracle_quality as quality
 from sparsefw.optim.diagnostics import report as diagnose
-from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, check_keys, pull_inside
+from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, check_keys, pull_inside, readable_groups
 from sparsefw.optim.health import Health, NonFiniteGradientError
+from sparsefw.optim.planner import Planner
 from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.rest import rest_step
 from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
 from sparsefw.optim.weights import working_weight, write_back
-
-if TYPE_CHECKING:
-    from sparsefw.optim.fused.plan import Plan
-
-# What a fused step is planned for; learning rates it reads anew every time.
-_PLANNED = ("region", "rest", "rescale", "momentum", "dampening", "weight_decay", "nesterov")
 
 
 class SFW(torch.optim.Optimizer):
@@ -54,7 +50,7 @@ class SFW(torch.optim.Optimizer):
     A step with a non-finite gradient changes nothing: on_nonfinite="raise" names the parameter, at once on a CPU, on other
     devices when `check_every` steps have passed; "skip" only counts (see `nonfinite_counts`).
 
-    fused: all layers in a handful of launches, where the kernels exist: None where possible (float32 on NVIDIA GPUs), False never.
+    fused: all layers in a handful of launches. None: where there are kernels (float32 on NVIDIA GPUs, by Triton); False: never.
     """
 
     def __init__(
@@ -92,8 +88,7 @@ class SFW(torch.optim.Optimizer):
         self._health = Health()
         self._unread = 0
         self._stacks: dict[int, list[Stack]] = {}
-        self._plan: Plan | None = None
-        self._planned: tuple[list[Any], ...] = ()
+        self._planner = Planner(self._fused)
         self._entered: dict[int, Ball | None] = {}  # the region that each group's weights are known to be in
 
     @torch.no_grad()
@@ -135,7 +130,9 @@ class SFW(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             if self._entered.setdefault(index, group["region"]) != group["region"]:
                 self._enter_region(index)  # the user gave the group another region
-        plan = self._plan_for(params, names)
+        plan = self._planner.plan(
+            self.param_groups, self._current_stacks, params, names, self.state.__getitem__, self._health
+        )
         try:
             healthy, norms = plan.check() if plan else self._health.check([p.grad for p in params], names)  # type: ignore[misc]
         except NonFiniteGradientError as error:
@@ -183,29 +180,6 @@ class SFW(torch.optim.Optimizer):
             params += [p for p, _ in found]
             names += [name for _, name in found]
         return params, names
-
-    def _plan_for(self, params: list[Tensor], names: list[str]) -> Plan | None:
-        """The fused step of these tensors, made anew where anything but learning rates has changed; None for plain steps."""
-        device = params[0].device
-        if self._fused is False or torch.compiler.is_compiling() or not fused.available(device):
-            if self._fused:
-                raise ValueError(f"fused=True needs an NVIDIA GPU since Ampere and Triton; the parameters are on {device}")
-            return None
-        from sparsefw.optim.fused.plan import plan_for, suits
-
-        if params[0].dtype != torch.float32 or not suits(params):
-            return None
-        stacks = {i: self._current_stacks(i) for i, group in enumerate(self.param_groups) if group["region"] is not None}
-        made_for = (
-            list(map(id, params)),
-            [id(stack) for some in stacks.values() for stack in some],
-            [[group[key] for key in _PLANNED] for group in self.param_groups],
-        )
-        if self._plan is None or made_for != self._planned:
-            tally = self._health.tally(tuple(names), device)
-            self._plan = plan_for(self.param_groups, stacks, params, self.state.__getitem__, tally)
-            self._planned = made_for
-        return self._plan
 
     def _current_stacks(self, index: int) -> list[Stack]:
         """The group's stacks; built anew where its parameters or their state were changed from outside."""
@@ -270,15 +244,25 @@ class SFW(torch.optim.Optimizer):
     def diagnostics(self) -> LayerReports:
         """Frank-Wolfe gap, step size, norms, oracle quality and compressibility of every constrained block; reads the device."""
         reports = LayerReports()
-        for index, group in enumerate(self.param_groups):
-            if group["region"] is None:
-                continue
-            names = dict(zip(group["params"], self._names(index), strict=True))
-            for stack in self._current_stacks(index):
-                labels = [" + ".join(names[p] for p in block) for block in stack.blocks]
-                weights = [[self.state[p].get("master", p) for p in block] for block in stack.blocks]
-                reports += diagnose(stack, group["region"], labels, weights)
+        for region, stack, names in self._labelled_stacks():
+            weights = [[self.state[p].get("master", p) for p in block] for block in stack.blocks]
+            reports += diagnose(stack, region, names, weights)
         return reports
+
+    @torch.no_grad()
+    def oracle_quality(self) -> dict[str, float]:
+        """Name of each constrained block -> <vertex, m> / <best vertex, m> of the last step, exactly; reads the device."""
+        found = self._labelled_stacks()
+        return {
+            n: q for region, stack, names in found for n, q in zip(names, quality(stack, region).exact, strict=True)
+        }
+
+    def _labelled_stacks(self) -> Iterator[tuple[Ball, Stack, list[str]]]:
+        for index, group in enumerate(self.param_groups):
+            if group["region"] is not None:
+                names = dict(zip(group["params"], self._names(index), strict=True))
+                for stack in self._current_stacks(index):
+                    yield group["region"], stack, [" + ".join(names[p] for p in block) for block in stack.blocks]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors only: regions and rules as dictionaries, so that it loads with weights_only=True."""
@@ -295,7 +279,8 @@ class SFW(torch.optim.Optimizer):
 
         A state_dict that does not fit is refused whole, in one line.
         """
-        groups = self._readable_groups(state_dict)
+        names = [self._names(index) for index in range(len(self.param_groups))]
+        groups = readable_groups(state_dict, self.param_groups, names, self.defaults)
         super().load_state_dict({**state_dict, "param_groups": groups})
         # The base class casts state to the dtype of the parameter: take float32 values of half-precision ones as saved.
         saved = state_dict["state"]
@@ -308,33 +293,6 @@ class SFW(torch.optim.Optimizer):
                     self.state[p][key] = value.to(device=p.device, copy=True)
         self._stacks = {}
         self._entered = {index: group["region"] for index, group in enumerate(self.param_groups)}
-
-    def _readable_groups(self, state_dict: dict[str, Any]) -> list[Group]:
-        """The saved param groups with regions and rules as objects; ValueError where they do not fit this optimizer."""
-        saved = state_dict.get("param_groups")
-        if not isinstance(saved, list) or not isinstance(state_dict.get("state"), dict):
-            raise ValueError("not a state_dict of an optimizer: it has no list 'param_groups' and dict 'state'")
-        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
-            raise ValueError(
-                "the state_dict has other param groups than this optimizer: was the model or `constrain` changed?"
-            )
-        groups = []
-        for index, (group, live) in enumerate(zip(saved, self.param_groups, strict=True)):
-            missing = sorted(set(self.defaults) - set(group))
-            if missing or not isinstance(group["region"], (dict, type(None))):
-                raise ValueError(
-                    f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing"
-                )
-            region = group["region"] and Ball.from_plain(group["region"])
-            groups.append({**group, "region": region, "rescale": Rescale.from_plain(group["rescale"])})
-            check_group({**groups[-1], "params": live["params"]}, self._names(index))
-            for i, p, name in zip(group["params"], live["params"], self._names(index), strict=True):
-                momentum = state_dict["state"].get(i, {}).get("momentum")
-                if momentum is not None and momentum.shape != p.shape:
-                    raise ValueError(
-                        f"{name}: has the shape {tuple(p.shape)}, its saved momentum {tuple(momentum.shape)}"
-                    )
-        return groups
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: getattr(self, key) for key in ("_on_nonfinite", "_check_every", "_rest_lr", "_fused")}

@@ -161,7 +161,9 @@ class Stack:
                 state["momentum"] = buffer
                 state.setdefault("age", 0)
         if known:
-            self.own_warm(torch.empty((len(self.blocks), *known[0].shape), dtype=self.dtype, device=self.momentum.device))
+            self.own_warm(
+                torch.empty((len(self.blocks), *known[0].shape), dtype=self.dtype, device=self.momentum.device)
+            )
 
     def current(self, state: Mapping[Tensor, State]) -> bool:
         """Whether the state is still ours: not reloaded, cleared, deep-copied, moved to another device or cast."""
@@ -200,7 +202,7 @@ class Stack:
         self.warm[where].copy_(warm)  # type: ignore[index]
 
     def own_warm(self, memory: Tensor) -> None:
-        """Warm starts (b, m, k) of all blocks in this memory; those that have none of this shape begin like a first step would."""
+        """Warm starts (b, m, k) of all blocks in this memory; those without one begin like a first step."""
         _, length, k = memory.shape
         memory.copy_(start(memory.new_empty((len(self.blocks), 1, length)), k))
         for warm, (state, *_) in zip(memory.unbind(), self.states, strict=True):
@@ -210,15 +212,16 @@ class Stack:
             state["warm"] = warm
         self.warm = memory
 
-    def iterations(self, index: int) -> int:
-        """How many power iterations the next step of a block takes."""
-        view = self.region.view
-        return view.iterations(self.states[index][0]["age"]) if isinstance(view, Spectrum) else 0
+    @property
+    def iterations(self) -> int:
+        """How many power iterations the next step takes, if all blocks take it together."""
+        youngest = min(state["age"] for states in self.states for state in states)
+        return self.region.view.iterations(youngest) if isinstance(self.region.view, Spectrum) else 0
 
-    def grow_older(self, index: int) -> None:
-        """Ages stop where they cease to matter, so that compiled steps are not compiled again."""
-        for state in self.states[index]:
-            state["age"] = _NEXT_AGE[state["age"]]
+    def grow_older(self) -> None:
+        for states in self.states:
+            for state in states:
+                state["age"] = _NEXT_AGE[state["age"]]
 
 
 class Figures(NamedTuple):
@@ -234,16 +237,15 @@ class Figures(NamedTuple):
 
 
 def figures_of(size: int, dtype: torch.dtype, device: torch.device) -> Figures:
-    real, whole = dict(dtype=dtype, device=device), dict(dtype=torch.int64, device=device)
-    return Figures(
-        torch.zeros(size, **real),  # type: ignore[arg-type]
-        torch.full((size,), math.nan, **real),  # type: ignore[arg-type]
-        torch.zeros(size, **whole),  # type: ignore[arg-type]
-        torch.zeros(size, **whole),  # type: ignore[arg-type]
+    zeros, counts = (
+        torch.zeros(size, dtype=dtype, device=device),
+        torch.zeros(2, size, dtype=torch.int64, device=device),
     )
+    return Figures(zeros, torch.full_like(zeros, math.nan), *counts)
 
 
-# By table and not by arithmetic: a compiler that met different ages would make them symbols, and trip over them.
+# Ages stop where they cease to matter, so that compiled steps are not compiled again. By table and not by arithmetic: a compiler
+# that met different ages would make them symbols, and trip over them.
 _NEXT_AGE = (*range(1, FIRST_STEPS + 1), FIRST_STEPS)
 
 
@@ -261,7 +263,8 @@ class Run(NamedTuple):
         stack, where = self.stack, self.where
         momentum = stack.momentum[where]
         warm = None if stack.warm is None or self.first else stack.warm[where]
-        vertex, renewed = region.oracle(momentum, warm, stack.iterations(where.start))
+        iterations = region.view.iterations(self.age) if isinstance(region.view, Spectrum) else 0
+        vertex, renewed = region.oracle(momentum, warm, iterations)
         if renewed is not None:
             keep_old = healthy is not None and warm is not None and warm.shape == renewed.shape
             stack.remember(where, torch.where(healthy, renewed, warm) if keep_old else renewed)  # type: ignore[arg-type]
@@ -275,8 +278,9 @@ class Run(NamedTuple):
         figures.eta[where].copy_(eta)
         figures.clamped[where].add_(clamped)
         figures.steps[where].add_(1)
-        for index in range(where.start, where.stop):
-            self.stack.grow_older(index)
+        for states in self.stack.states[where]:
+            for state in states:
+                state["age"] = _NEXT_AGE[self.age]
 
 
 def stacks_of(

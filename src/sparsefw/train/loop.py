@@ -101,15 +101,15 @@ class Rates:
     def __init__(self, optimizer: SFW, device: torch.device) -> None:
         self._optimizer = optimizer
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
-        self._tensors = [torch.tensor(lr, device=device) for lr in self._base] if device.type == "cuda" else None
+        on_gpu = device.type == "cuda"
+        self._tensors = {lr: torch.tensor(lr, device=device) for lr in self._base} if on_gpu else None
 
     def scale(self, factor: float) -> float:
         """Set all to `factor` of what they were in the beginning; returns the first, for show."""
-        for i, (group, base) in enumerate(zip(self._optimizer.param_groups, self._base, strict=True)):
-            if self._tensors is None:
-                group["lr"] = base * factor
-            else:
-                group["lr"] = self._tensors[i].fill_(base * factor)
+        for base, tensor in (self._tensors or {}).items():
+            tensor.fill_(base * factor)
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * factor if self._tensors is None else self._tensors[base]
         return self._base[0] * factor
 
 

@@ -75,7 +75,7 @@ class Step:
 
 @contextlib.contextmanager
 def tried_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms on the first batch and keeps the fastest, where otherwise it guesses: 5 % of a ResNet-18's step."""
+    """cuDNN tries its algorithms on the first batch and keeps the fastest instead of guessing: 5 % of a ResNet-18's step."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -90,6 +90,7 @@ class CapturedStep:
     def __init__(self, step: Step) -> None:
         self._step, self._done = step, 0
         self._graph = torch.cuda.CUDAGraph()
+        self._side = torch.cuda.Stream()
         self._inputs: Batch
         self._sums: Tensor
 
@@ -113,11 +114,10 @@ class CapturedStep:
 
     def _aside(self, batch: Batch) -> Tensor:
         """On a stream of its own, as captures ask of what runs before them."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             sums = self._step(batch)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         return sums
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels can run there: on NVIDIA GPUs since Ampere, and by Triton's interpreter, slowly, wherever that is asked for."""
+    """Whether kernels can run there: on NVIDIA GPUs since Ampere, and by Triton's interpreter, slowly, where asked for."""
     if importlib.util.find_spec("triton") is None:
         return False
     if device.type == "cuda":

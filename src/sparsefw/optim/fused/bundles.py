@@ -1,6 +1,6 @@
 """Blocks of all layers that look at their magnitudes the same way, stepped together: rows, entries.
 
-A gauge enters by its support k alone: its maximizer is proportional to the k largest magnitudes, which is what fused steps can do.
+A gauge enters by its support k alone: its maximizer is proportional to the k largest magnitudes. Others take plain steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparsefw.geometry import Ball
 from sparsefw.optim.fused import elementwise, entries, rows
 from sparsefw.optim.fused.common import rule_number
 from sparsefw.optim.fused.network import Group, Network, Part, scalar
-from sparsefw.optim.fused.tables import Addresses, chunk_cut, integers, pieces_of, row_cut
+from sparsefw.optim.fused.tables import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
 from sparsefw.optim.stacks import Figures, Stack
 
 
@@ -64,15 +64,16 @@ class Bundle(Part):
                 block_of[t] = b
         self.blocks = integers(block_of, device)
         self.decay = torch.ones(len(members), device=device)
-        self.figures = _joined([member.stack for member in members if member.index == 0])
+        self.stacks = [member.stack for member in members if member.index == 0]
+        self.figures = _joined(self.stacks)
 
     def step(self, network: Network) -> None:
         groups = {id(member.group): member.group for member in self.members}
         self._rates = {key: scalar(group["lr"], self.device) for key, group in groups.items()}
         self.rates.update([self._rates[id(member.group)].data_ptr() for member in self.members])
         self.launch(network)
-        for member in self.members:
-            member.stack.grow_older(member.index)
+        for stack in self.stacks:
+            stack.grow_older()
 
     @abstractmethod
     def launch(self, network: Network) -> None: ...
@@ -81,7 +82,8 @@ class Bundle(Part):
 class Rows(Bundle):
     def __init__(self, network: Network, members: list[Member]) -> None:
         super().__init__(network, members)
-        cuts, first_part = [], []
+        cuts: list[Cut] = []
+        first_part: list[int] = []
         for member in members:
             first_part.append(len(cuts))
             count, apart = member.shape[0], member.stack.momentum[member.index].numel() // member.shape[0]
@@ -118,7 +120,7 @@ class Entries(Bundle):
         self._pieces = cut = pieces_of(
             [chunk_cut(m.tensors[0], network.params[m.tensors[0]].numel(), entries.BLOCK) for m in members], self.device
         )
-        self._first, self._count = integers(cut.first, self.device), integers(cut.count, self.device)
+        self._first, self._count = integers(cut.first, self.device), integers(cut.counts, self.device)
         self._counts = torch.zeros(len(members), entries.COUNTS, dtype=torch.int32, device=self.device)
         self._figures = torch.zeros(6, len(cut.tensors), dtype=torch.float64, device=self.device)
         self._allowed = torch.zeros(len(cut.tensors), dtype=torch.int32, device=self.device)
@@ -152,7 +154,15 @@ class Entries(Bundle):
             self.figures.steps, RULE=self.rule, BLOCK=block,
         )  # fmt: skip
         entries.sfw_move_entries[(count,)](
-            momenta, weights, *pieces, self._threshold, self._allowed, self.decay, self._factor, BLOCK=block, num_warps=8
+            momenta,
+            weights,
+            *pieces,
+            self._threshold,
+            self._allowed,
+            self.decay,
+            self._factor,
+            BLOCK=block,
+            num_warps=8,
         )
 
 

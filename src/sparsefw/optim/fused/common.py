@@ -9,6 +9,11 @@ from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Rescale, Un
 
 # Rows of the table of addresses.
 GRADIENT, MOMENTUM, WEIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# What a line of `layers` holds: see directions.Layer.
+OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES = (tl.constexpr(i) for i in range(8))
+OF_ROW_TILES, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED = (tl.constexpr(i) for i in range(8, 16))
+_WIDTH = tl.constexpr(16)
+SMALL = tl.constexpr(32)  # no less than subspace.FOLLOWED: the size of the matrices that choose among directions
 # As gauges.negligible: 64 sqrt(tiny) of float32.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
 _UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT = 0, 1, 2, 3
@@ -45,3 +50,12 @@ def step_size(lr, momentum, batch, distance, diameter, RULE: tl.constexpr):
     moves = (momentum > _NEGLIGIBLE) & (distance > 0)
     eta = tl.where(moves, tl.minimum(tl.maximum(raw, 0.0), 1.0), 0.0)
     return eta, (moves & (raw > 1)).to(tl.int64)
+
+
+@triton.jit
+def layer(layers, b, WHAT: tl.constexpr, UNIT: tl.constexpr = 1):
+    """A number of block b, promised to be a multiple of UNIT."""
+    number = tl.load(layers + b * _WIDTH + WHAT)
+    if UNIT > 1:
+        number = tl.multiple_of(number, UNIT)
+    return number

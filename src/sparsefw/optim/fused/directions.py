@@ -1,74 +1,124 @@
-"""Blocks of all layers whose magnitudes are singular values, stepped together by the kernels of spectrum.py."""
+"""Blocks of all layers whose magnitudes are singular values, stepped together by the kernels of products.py and factors.py."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
 import torch
 
-from sparsefw.optim.fused import elementwise
-from sparsefw.optim.fused import spectrum as spectral
+from sparsefw.geometry.subspace import columns
+from sparsefw.optim.fused import elementwise, factors, products
 from sparsefw.optim.fused.bundles import Bundle, Member
+from sparsefw.optim.fused.common import SMALL
 from sparsefw.optim.fused.network import CHUNK, Network
+from sparsefw.optim.fused.products import TILE
 from sparsefw.optim.fused.tables import chunk_cut, integers, pieces_of
 
 _PRODUCTS = dict(INNER=32, num_warps=4, num_stages=3)
 
 
+class Layer(NamedTuple):
+    """What kernels know of one block: G (n, m) with n <= m is its momentum or the transpose of it."""
+
+    tensor: int
+    n: int
+    m: int
+    k: int  # directions that are followed
+    lies: int  # 1 where G lies in memory as it is, 0 where its transpose does; + 2 where all rows start at multiples of 16 bytes
+    stride: int  # from row to row in memory
+    padded: int  # k, in whole tiles
+    slices: int  # of the long side, in which P = G V is added up
+    row_tiles: int  # of the short side
+    # Offsets in scratch memory, of numbers:
+    p: int
+    slice_p: int
+    a: int
+    l: int  # noqa: E741
+    v: int
+    d: int
+    wanted: int  # directions that may grow
+
+
+class Scratch:
+    """Memory given away piece by piece: how much there will be of it, in float32, float64 and for warm starts."""
+
+    def __init__(self) -> None:
+        self.single, self.double, self.warm = 0, 0, 0
+
+    def layer(self, tensor: int, shape: tuple[int, int], wanted: int) -> Layer:
+        high, long = shape
+        n, m = min(shape), max(shape)
+        k = columns(wanted, n)
+        tiles, row_tiles, slices = (-(-a // b) for a, b in ((k, TILE), (n, TILE), (m, products.SLICE)))
+        padded, aligned = tiles * TILE, high % 4 == 0 and long % 4 == 0
+        p, a, v = self.single, self.double, self.warm + -self.warm % 4
+        factor = a + row_tiles * padded**2
+        self.single += (1 + slices) * n * padded
+        self.double = factor + padded**2 + padded
+        self.warm = v + m * k
+        return Layer(
+            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, row_tiles,
+            p, p + n * padded, a, factor, v, factor + padded**2, wanted,
+        )  # fmt: skip
+
+
+class Work(NamedTuple):
+    """The programs of every launch, each a line of numbers that say what it does: see the kernels."""
+
+    project: list[tuple[int, ...]]
+    gram: list[tuple[int, ...]]
+    basis: list[tuple[int, ...]]
+    coefficients: list[tuple[int, ...]]
+    move: list[tuple[int, ...]]
+
+
+def work_on(layers: Sequence[Layer]) -> Work:
+    work = Work([], [], [], [], [])
+    for b, layer in enumerate(layers):
+        rows, columns, length = range(layer.row_tiles), range(layer.padded // TILE), range(-(-layer.m // TILE))
+        work.project.extend((b, r, c, s) for s in range(layer.slices) for r in rows for c in columns)
+        work.gram.extend((b, r, c, d) for r in rows for c in columns for d in range(c + 1))
+        work.basis.extend((b, r) for r in rows)
+        work.coefficients.extend((b, c, j) for j in length for c in columns)
+        work.move.extend((b, r, j) for r in rows for j in length)
+    return work
+
+
 class Directions(Bundle):
     def __init__(self, network: Network, members: list[Member]) -> None:
         super().__init__(network, members)
-        tile, slice_length = spectral.TILE, spectral.SLICE
-        layers: list[list[int]] = []
-        project: list[tuple[int, ...]] = []
-        gram: list[tuple[int, ...]] = []
-        basis: list[tuple[int, ...]] = []
-        coefficients: list[tuple[int, ...]] = []
-        move: list[tuple[int, ...]] = []
-        narrow, wide, warm = 0, 0, 0  # how much memory is given away
-        for b, member in enumerate(members):
-            high = member.shape[0]
-            long = network.params[member.tensors[0]].numel() // high
-            n, m, k = min(high, long), max(high, long), member.support
-            tiles, row_tiles, slices = -(-k // tile), -(-n // tile), -(-m // slice_length)
-            padded = tiles * tile
-            lies = int(high <= long) + 2 * (high % 4 == 0 and long % 4 == 0)
-            warm += -warm % 4  # so that aligned layers start aligned whatever came before
-            layers.append(
-                [member.tensors[0], n, m, k, lies, long, padded, slices, row_tiles]
-                + [narrow, narrow + n * padded, wide, wide + row_tiles * padded**2, warm, wide + (row_tiles + 1) * padded**2]
-            )
-            narrow, wide = narrow + (1 + slices) * n * padded, wide + (row_tiles + 1) * padded**2 + padded
-            warm += m * k
-            of_rows, of_columns, of_length = range(row_tiles), range(tiles), range(-(-m // tile))
-            project += [(b, r, c, s) for s in range(slices) for r in of_rows for c in of_columns]
-            gram += [(b, r, c, d) for r in of_rows for c in of_columns for d in range(c + 1)]
-            basis += [(b, r) for r in of_rows]
-            coefficients += [(b, c, j) for j in of_length for c in of_columns]
-            move += [(b, r, j) for r in of_rows for j in of_length]
-        self._layers = integers(layers, self.device)
-        self._work = [integers(work, self.device) for work in (project, gram, basis, coefficients, move)]
-        chunks = [chunk_cut(m.tensors[0], network.params[m.tensors[0]].numel(), CHUNK) for m in members]
-        self._pieces = cut = pieces_of(chunks, self.device)
-        self._first, self._count = integers(cut.first, self.device), integers(cut.count, self.device)
-        self._figures = torch.zeros(3, len(cut.tensors), dtype=torch.float64, device=self.device)
-        starts = [[b for b, *_ in coefficients].index(b) for b in range(len(members))]
-        self._first_program = integers(starts, self.device)
-        self._programs = integers([sum(c[0] == b for c in coefficients) for b in range(len(members))], self.device)
-        self._sums = torch.zeros(2, len(coefficients), dtype=torch.float64, device=self.device)
-        self._narrow = torch.zeros(narrow, device=self.device)
-        self._basis = torch.zeros(narrow, device=self.device)
-        self._wide = torch.zeros(wide, dtype=torch.float64, device=self.device)
-        self._warm = torch.zeros(warm, device=self.device)
-        self._lengths = torch.zeros(len(members), dtype=torch.float64, device=self.device)
-        self._factor = torch.zeros(len(members), device=self.device)
-        for member, layer in zip(members, layers, strict=True):
+        device, memory = self.device, Scratch()
+        layers = []
+        for member in members:
+            (t,), high = member.tensors, member.shape[0]
+            layers.append(memory.layer(t, (high, network.params[t].numel() // high), member.support))
+        work = work_on(layers)
+        self._layers, self._work = integers(layers, device), [integers(lines, device) for lines in work]
+        self._pieces = cut = pieces_of([chunk_cut(x.tensor, x.n * x.m, CHUNK) for x in layers], device)
+        self._first, self._count = integers(cut.first, device), integers(cut.counts, device)
+        self._figures = torch.zeros(3, len(cut.tensors), dtype=torch.float64, device=device)
+        programs = Counter(b for b, *_ in work.coefficients)
+        counts = [programs[b] for b in range(len(layers))]
+        self._programs, self._first_program = integers(counts, device), integers(accumulate([0, *counts[:-1]]), device)
+        self._sums = torch.zeros(2, len(work.coefficients), dtype=torch.float64, device=device)
+        ample = [b for b, x in enumerate(layers) if x.wanted < x.k]
+        self._ample = integers(ample, device)
+        self._small = torch.zeros(len(work.coefficients) * 2 * SMALL.value**2 if ample else 0, device=device)
+        self._single, self._basis = torch.zeros(memory.single, device=device), torch.zeros(memory.single, device=device)
+        self._double = torch.zeros(memory.double, dtype=torch.float64, device=device)
+        self._warm = torch.zeros(memory.warm, device=device)
+        self._lengths = torch.zeros(len(layers), dtype=torch.float64, device=device)
+        self._factor = torch.zeros(len(layers), device=device)
+        for member, x in zip(members, layers, strict=True):
             if member.index == 0:
-                _, _, m, k, *_ = layer
                 count = len(member.stack.blocks)
-                memory = self._warm[layer[13] : layer[13] + count * m * k].view(count, k, m)
-                member.stack.own_warm(memory.mT)
+                member.stack.own_warm(self._warm[x.v : x.v + count * x.m * x.k].view(count, x.k, x.m).mT)
 
     def launch(self, network: Network) -> None:
-        cut, count, tile = self._pieces, len(self._pieces.tensors), spectral.TILE
+        cut, count, tile = self._pieces, len(self._pieces.tensors), TILE
         project, gram, basis, coefficients, move = self._work
         aligned = 3 if network.aligned else 1
         # Rounding U and B costs 1e-5 of the vertex's quality; the interpreter has no bfloat16 products.
@@ -78,29 +128,37 @@ class Directions(Bundle):
             network.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
             network.wide(cut), network.bad, self.rho, self._figures, count, BLOCK=elementwise.BLOCK,
         )  # fmt: skip
-        for _ in range(max(member.stack.iterations(member.index) for member in self.members)):
-            spectral.sfw_project[(len(project),)](
-                project, layers, momenta, self._warm, self._narrow, aligned, TILE=tile, SLICE=spectral.SLICE,
+        for _ in range(max(stack.iterations for stack in self.stacks)):
+            products.sfw_project[(len(project),)](
+                project, layers, momenta, self._warm, self._single, aligned, TILE=tile, SLICE=products.SLICE,
                 PRECISION="tf32", **_PRODUCTS,
-            )
-            spectral.sfw_gram[(len(gram),)](gram, layers, self._narrow, self._wide, TILE=tile, num_warps=8, num_stages=1)
-            spectral.sfw_factorise[(len(self.members),)](
-                layers, self._wide, self._figures, self._first, self._count, self._lengths,
-                STEP=spectral.STEP, num_warps=1, num_stages=1,
-            )
-            spectral.sfw_basis[(len(basis),)](
-                basis, layers, self._narrow, self._wide, self._basis, TILE=tile, STEP=spectral.STEP, num_warps=4,
-                num_stages=1,
-            )
-            spectral.sfw_coefficients[(len(coefficients),)](
-                coefficients, layers, momenta, weights, self._basis, self._warm, self._wide, self._lengths, network.bad,
-                self._sums, len(coefficients), aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS,
             )  # fmt: skip
-        spectral.sfw_choose_directions[(len(self.members),)](
+            factors.sfw_gram[(len(gram),)](
+                gram, layers, self._single, self._double, TILE=tile, num_warps=8, num_stages=1
+            )
+            factors.sfw_factorise[(len(self.members),)](
+                layers, self._double, self._figures, self._first, self._count, self._lengths, STEP=factors.STEP,
+                num_warps=4, num_stages=1,
+            )  # fmt: skip
+            factors.sfw_basis[(len(basis),)](
+                basis, layers, self._single, self._double, self._basis, TILE=tile, STEP=factors.STEP, num_warps=4,
+                num_stages=1,
+            )  # fmt: skip
+            products.sfw_coefficients[(len(coefficients),)](
+                coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._lengths, network.bad,
+                self._sums, len(coefficients), self._small, aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS,
+            )  # fmt: skip
+        if len(self._ample):
+            factors.sfw_lead[(len(self._ample),)](
+                self._ample, layers, self._small, self._basis, self._sums, len(coefficients), self._first_program,
+                self._programs, TILE=tile, num_stages=1,
+            )  # fmt: skip
+        factors.sfw_choose_directions[(len(self.members),)](
             self._figures, count, self._first, self._count, self._sums, len(coefficients), self._first_program,
             self._programs, self._lengths, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor,
-            network.bad, self.decay, self._factor, self.figures.gained, self.figures.eta, self.figures.clamped, self.figures.steps, RULE=self.rule,
+            network.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
         )  # fmt: skip
-        spectral.sfw_move_directions[(len(move),)](
-            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS
-        )
+        products.sfw_move_directions[(len(move),)](
+            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, PRECISION=rounded,
+            **_PRODUCTS,
+        )  # fmt: skip

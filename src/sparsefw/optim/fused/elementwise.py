@@ -1,4 +1,4 @@
-"""Passes over all weights: health of the gradients, momentum, SGD, and the update of rows."""
+"""Passes over all weights: health of the gradients, momentum, SGD, and the update of rows. And the table of addresses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import triton.language as tl
 from sparsefw.optim.fused.common import entries
 
 BLOCK = 1024
+
+
+@triton.jit
+def sfw_write_addresses(table, start, addresses):
+    for i in tl.static_range(len(addresses)):
+        tl.store(table + start + i, addresses[i])
 
 
 @triton.jit
@@ -62,9 +68,39 @@ def sfw_sgd(
     if tl.load(bad) == 0:
         s = tl.program_id(0)
         if s < aligned:
-            _sgd(gradients, momenta, weights, tensors, starts, lengths, s, lr, rho, decay, MOMENTUM, NESTEROV, True, BLOCK)
+            _sgd(
+                gradients,
+                momenta,
+                weights,
+                tensors,
+                starts,
+                lengths,
+                s,
+                lr,
+                rho,
+                decay,
+                MOMENTUM,
+                NESTEROV,
+                True,
+                BLOCK,
+            )
         else:
-            _sgd(gradients, momenta, weights, tensors, starts, lengths, s, lr, rho, decay, MOMENTUM, NESTEROV, False, BLOCK)
+            _sgd(
+                gradients,
+                momenta,
+                weights,
+                tensors,
+                starts,
+                lengths,
+                s,
+                lr,
+                rho,
+                decay,
+                MOMENTUM,
+                NESTEROV,
+                False,
+                BLOCK,
+            )
 
 
 @triton.jit
@@ -92,14 +128,30 @@ def _sgd(
 
 @triton.jit
 def sfw_momentum(
-    gradients, momenta, weights, tensors, starts, own_starts, lengths, aligned, bad, rho, figures, pieces, BLOCK: tl.constexpr
+    gradients,
+    momenta,
+    weights,
+    tensors,
+    starts,
+    own_starts,
+    lengths,
+    aligned,
+    bad,
+    rho,
+    figures,
+    pieces,
+    BLOCK: tl.constexpr,
 ):
     """m <- rho m + g (nothing on a bad step); figures[:, s] = (||m||^2, <m, theta>, ||theta||^2) of piece s, in float64."""
     s = tl.program_id(0)
     if s < aligned:
-        mm, mt, tt = _momentum(gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho, True, BLOCK)
+        mm, mt, tt = _momentum(
+            gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho, True, BLOCK
+        )
     else:
-        mm, mt, tt = _momentum(gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho, False, BLOCK)
+        mm, mt, tt = _momentum(
+            gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho, False, BLOCK
+        )
     tl.store(figures + s, mm)
     tl.store(figures + pieces + s, mt)
     tl.store(figures + 2 * pieces + s, tt)
@@ -107,7 +159,18 @@ def sfw_momentum(
 
 @triton.jit
 def _momentum(
-    gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    gradients,
+    momenta,
+    weights,
+    tensors,
+    starts,
+    own_starts,
+    lengths,
+    s,
+    bad,
+    rho,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
     if ALIGNED:
@@ -147,7 +210,18 @@ def sfw_move_rows(
 
 @triton.jit
 def _move(
-    momenta, weights, tensors, starts, own_starts, lengths, s, blocks, decay, factor, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    momenta,
+    weights,
+    tensors,
+    starts,
+    own_starts,
+    lengths,
+    s,
+    blocks,
+    decay,
+    factor,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
     if ALIGNED:

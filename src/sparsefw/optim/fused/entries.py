@@ -1,8 +1,8 @@
 """Few entries may grow (Elements): exactly the k largest of millions, without sorting.
 
-Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that share
-the leading bits of the k-th largest, by the next 12, and among these by the last 11: three passes find the k-th largest exactly. Of
-entries that equal it the first ones are taken, so many that there are k.
+Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that
+share the leading bits of the k-th largest, by the next 12, and among these by the last 11: three passes find the k-th largest
+exactly. Of entries that equal it the first ones are taken, so many that there are k.
 
 A piece is one BLOCK here. `counts` has COUNTS numbers per block: what each pass counted.
 """
@@ -27,7 +27,7 @@ def _bits(m):
 
 @triton.jit
 def sfw_narrow_entries(supports, counts, threshold, needed, PASS: tl.constexpr):
-    """threshold[b]: the leading digits of the k-th largest, one more by every pass; needed[b]: the how manieth of those with them."""
+    """threshold[b]: the leading digits of the k-th largest, one more by every pass; needed[b]: its place among all with these."""
     b = tl.program_id(0)
     counts += b * _COUNTS
     if PASS == 0:
@@ -54,7 +54,9 @@ def sfw_entry_momentum(
     if s < aligned:
         _entry_momentum(gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts, True, BLOCK)
     else:
-        _entry_momentum(gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts, False, BLOCK)
+        _entry_momentum(
+            gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts, False, BLOCK
+        )
 
 
 @triton.jit
@@ -114,7 +116,7 @@ def _count(
 def sfw_weigh_entries(
     momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, figures, pieces, BLOCK: tl.constexpr
 ):
-    """figures[1:, s]: of the entries above the threshold ||m||^2 and <m, theta>; ||theta||^2 of all; of its equals number and <m, theta>."""
+    """figures[1:, s]: above the threshold ||m||^2, <m, theta>; of all ||theta||^2; at the threshold the number, <m, theta>."""
     s = tl.program_id(0)
     if s < aligned:
         _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, True, BLOCK)

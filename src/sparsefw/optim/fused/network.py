@@ -30,7 +30,7 @@ class Network:
         self.aligned = False
         self._tally = tally
         self._pieces = pieces_of([chunk_cut(t, p.numel(), CHUNK) for t, p in enumerate(params)], self.device)
-        self._first, self._count = integers(self._pieces.first, self.device), integers(self._pieces.count, self.device)
+        self._first, self._count = integers(self._pieces.first, self.device), integers(self._pieces.counts, self.device)
         self._partial = torch.zeros(len(self._pieces.tensors), device=self.device)
 
     def check(self) -> None:
@@ -45,7 +45,14 @@ class Network:
         self.aligned = all(map(all_aligned, lie))
         cut, block = self._pieces, elementwise.BLOCK
         elementwise.sfw_squares[(len(cut.tensors),)](
-            self.gradients.table, cut.tensors, cut.starts, cut.lengths, self.wide(cut), self.bad, self._partial, BLOCK=block
+            self.gradients.table,
+            cut.tensors,
+            cut.starts,
+            cut.lengths,
+            self.wide(cut),
+            self.bad,
+            self._partial,
+            BLOCK=block,
         )
         # Momentum sums up to 1 / (1 - 0.9) gradients, and its squared norm must not overflow either: leave room.
         limit = torch.finfo(torch.float32).max ** 0.5 / 64

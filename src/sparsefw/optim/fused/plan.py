@@ -1,7 +1,7 @@
 """The step of all layers at once, by the kernels of this package.
 
-A plan is made for an optimizer's tensors as they are: which lie where, under which region, cut into which pieces. It stands for the
-plain step of the same tensors (sfw.py and kernels.py, its twin in the tests) and is made anew when they change.
+A plan is made for an optimizer's tensors as they are: which lie where, under which region, cut into which pieces. It stands for
+the plain step of the same tensors (sfw.py and kernels.py, its twin in the tests) and is made anew when they change.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsefw.geometry import Elements, Groups, Spectrum
@@ -48,7 +49,7 @@ def suits(params: Sequence[Tensor]) -> bool:
     """Whether all tensors are of the kind that kernels take: float32, dense, on one device, their gradients alike."""
     device = params[0].device
     return all(
-        p.dtype == g.dtype == params[0].dtype
+        p.dtype == g.dtype == torch.float32
         and p.device == g.device == device
         and is_dense(p)
         and _lie_alike(p, g)
@@ -94,6 +95,15 @@ def plan_for(
     return Plan(network, parts, frozenset(covered))
 
 
+def _has_whole_rows(stack: Stack) -> bool:
+    """Whether every row is one stretch of memory, and there are not too many."""
+    return (
+        stack.by_rows
+        and stack.layout.shape[0] <= _MOST_ROWS
+        and all(rows.is_contiguous() for block in stack.blocks for rows in stack.layout.rows(block))
+    )
+
+
 def _kind(group: Group, stacks: Sequence[Stack]) -> type[Bundle] | None:
     """The bundle that steps the blocks of a group; None where none can."""
     region = group["region"]
@@ -102,8 +112,7 @@ def _kind(group: Group, stacks: Sequence[Stack]) -> type[Bundle] | None:
     if not complete or gauge.tip is not Tip.PROPORTIONAL or rule_number(group["rescale"]) is None:
         return None
     if isinstance(view, Groups):
-        fits = all(stack.by_rows and stack.layout.shape[0] <= _MOST_ROWS for stack in stacks)
-        return Rows if fits else None
+        return Rows if all(_has_whole_rows(stack) for stack in stacks) else None
     alone = all(stack.layout.packing == "alone" for stack in stacks)
     if isinstance(view, Elements):
         return Entries if alone and view.axis is None else None

@@ -41,7 +41,9 @@ def sfw_choose_rows(
     square = tl.sum(tt) + 2 * towards * inner + (towards * kept) * (towards * kept)
     distance = tl.sqrt(tl.maximum(square, 0.0))
     lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
-    share, cut = step_size(lr, length, tl.sqrt(batch).to(tl.float64), distance, tl.load(diameters + b).to(tl.float64), RULE)
+    share, cut = step_size(
+        lr, length, tl.sqrt(batch).to(tl.float64), distance, tl.load(diameters + b).to(tl.float64), RULE
+    )
     fine = tl.load(bad) == 0
     share = tl.where(fine, share, 0.0)
     tl.store(decay + b, (1 - share).to(tl.float32))

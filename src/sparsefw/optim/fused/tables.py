@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from sparsefw.optim.fused.elementwise import sfw_write_addresses
 
 _AT_ONCE = 64
 
@@ -42,12 +42,6 @@ class Addresses:
         self._written = None if capturing else addresses
 
 
-@triton.jit
-def sfw_write_addresses(table, start, addresses):
-    for i in tl.static_range(len(addresses)):
-        tl.store(table + start + i, addresses[i])
-
-
 class Pieces(NamedTuple):
     """Pieces of work, those of one tensor one after the other. The first `aligned` start and end at multiples of 16 bytes."""
 
@@ -57,7 +51,7 @@ class Pieces(NamedTuple):
     lengths: Tensor
     aligned: int
     first: list[int]  # per cut: its first piece
-    count: list[int]  # per cut: how many it has
+    counts: list[int]  # per cut: how many it has
 
 
 class Cut(NamedTuple):
@@ -89,15 +83,15 @@ def pieces_of(cuts: Sequence[Cut], device: torch.device) -> Pieces:
             rows.append((cut.tensor, start, position * cut.apart, length))
             start += length
         aligned = len(rows) if _is_aligned(cut) else aligned
-    columns = integers(rows, device).T.contiguous().unbind()
-    return Pieces(*columns, aligned, first, count)
+    tensors, starts, own_starts, flat = integers(rows, device).T.contiguous().unbind()
+    return Pieces(tensors, starts, own_starts, flat, aligned, first, count)
 
 
 def _is_aligned(cut: Cut) -> bool:
     return cut.apart % 4 == 0 and all(length % 4 == 0 for length in cut.lengths)
 
 
-def integers(values: Iterable[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def integers(values: Iterable[int | Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int32).to(device)
 
 

@@ -1,0 +1,240 @@
+"""The small factors of the power iteration in products.py, in float64: orthonormal bases, leading directions, step sizes."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparsefw.optim.fused.common import (
+    OF_A,
+    OF_D,
+    OF_K,
+    OF_L,
+    OF_N,
+    OF_P,
+    OF_PADDED,
+    OF_ROW_TILES,
+    OF_SLICE_P,
+    OF_SLICES,
+    OF_WANTED,
+    SMALL,
+    layer,
+    step_size,
+)
+
+STEP = 32  # the tiles of L
+_ROUNDS = tl.constexpr(4)
+# Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding.
+_DEPENDENT = tl.constexpr(1e-10)
+
+
+@triton.jit
+def sfw_gram(work, layers, scratch, wide, TILE: tl.constexpr):
+    """P added up, and A = P^T P of one tile of rows; work: (block, tile of rows, tile of columns, another before or equal)."""
+    w = tl.program_id(0) * 4
+    b, rows, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
+    n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED), layer(layers, b, OF_SLICES)
+    i, c = rows * TILE + tl.arange(0, TILE), tl.arange(0, TILE)
+    live = i[:, None] < n
+    pieces = scratch + layer(layers, b, OF_SLICE_P) + i[:, None] * padded + c[None, :]
+    x = tl.zeros((TILE, TILE), tl.float32)
+    y = tl.zeros((TILE, TILE), tl.float32)
+    for part in range(slices):
+        x += tl.load(pieces + part * n * padded + left * TILE, mask=live, other=0.0)
+        if left != right:
+            y += tl.load(pieces + part * n * padded + right * TILE, mask=live, other=0.0)
+    if left == right:
+        y = x
+        P = scratch + layer(layers, b, OF_P) + i[:, None] * padded + c[None, :] + left * TILE
+        tl.store(P, x, mask=live)
+    product = tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
+    A = wide + layer(layers, b, OF_A) + rows * padded * padded
+    tl.store(A + (left * TILE + c[:, None]) * padded + right * TILE + c[None, :], product)
+
+
+@triton.jit
+def _gram_tile(A, left, right, padded, row_tiles, STEP: tl.constexpr):
+    """The tile of A, added up over the tiles of rows, four of them on their way at a time."""
+    at = A + (left * STEP + tl.arange(0, STEP)[:, None]) * padded + right * STEP + tl.arange(0, STEP)[None, :]
+    total = tl.zeros((STEP, STEP), tl.float64)
+    number = tl.zeros((STEP, STEP), tl.int32)
+    for part in range(0, row_tiles, 4):
+        first = tl.load(at + part * padded * padded)
+        second = tl.load(at + (part + 1) * padded * padded, mask=number + part + 1 < row_tiles, other=0.0)
+        third = tl.load(at + (part + 2) * padded * padded, mask=number + part + 2 < row_tiles, other=0.0)
+        fourth = tl.load(at + (part + 3) * padded * padded, mask=number + part + 3 < row_tiles, other=0.0)
+        total += (first + second) + (third + fourth)
+    return total
+
+
+@triton.jit
+def _sum(figures, begin, count):
+    total = tl.zeros((1024,), tl.float64)
+    for start in range(0, count, 1024):
+        i = start + tl.arange(0, 1024)
+        total += tl.load(figures + begin + i, mask=i < count, other=0.0)
+    return tl.sum(total)
+
+
+@triton.jit
+def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constexpr):
+    """lengths[b] = ||G||, and D A D = L L^T by tiles, one program per block. Kept: L below the diagonal tiles, L^-1 in them, D.
+
+    A column that depends on those before it gets a row of zeros in L^-1, hence 0 in U: a vertex of lower rank is feasible too.
+    """
+    b = tl.program_id(0)
+    tl.store(lengths + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
+    k, padded, row_tiles = layer(layers, b, OF_K), layer(layers, b, OF_PADDED, STEP), layer(layers, b, OF_ROW_TILES)
+    A, L, D = wide + layer(layers, b, OF_A), wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
+    r = tl.arange(0, STEP)
+    row, column = r[:, None], r[None, :]
+    tiles = (k + STEP - 1) // STEP
+    for t in range(tiles):
+        squares = tl.zeros((STEP,), tl.float64)
+        for part in range(row_tiles):
+            squares += tl.load(A + part * padded * padded + (t * STEP + r) * (padded + 1))
+        tl.store(D + t * STEP + r, tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0))
+    tl.debug_barrier()  # what this program has written, its other threads read from here on; so below
+    for t in range(tiles):
+        across = tl.load(D + t * STEP + column)
+        block = _gram_tile(A, t, t, padded, row_tiles, STEP) * tl.load(D + t * STEP + row) * across
+        for p in range(t):
+            left = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
+            block -= tl.dot(left, tl.trans(left), out_dtype=tl.float64)
+        inverse = _inverse_factor(block, tl.minimum(STEP, k - t * STEP), STEP)
+        tl.store(L + (t * STEP + row) * padded + t * STEP + column, inverse)
+        for q in range(t + 1, tiles):
+            lower = _gram_tile(A, q, t, padded, row_tiles, STEP) * tl.load(D + q * STEP + row) * across
+            for p in range(t):
+                left = tl.load(L + (q * STEP + row) * padded + p * STEP + column)
+                right = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
+                lower -= tl.dot(left, tl.trans(right), out_dtype=tl.float64)
+            lower = tl.dot(lower, tl.trans(inverse), out_dtype=tl.float64)
+            tl.store(L + (q * STEP + row) * padded + t * STEP + column, lower)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _inverse_root(x):
+    """1 / sqrt(x) in float64, from float32's and two Newton steps, which the rounds below wait for; 0 for what is dependent."""
+    safe = tl.where(x > _DEPENDENT, x, 1.0)
+    root = tl.rsqrt(safe.to(tl.float32)).to(tl.float64)
+    root = root * (1.5 - 0.5 * safe * root * root)
+    root = root * (1.5 - 0.5 * safe * root * root)
+    return tl.where(x > _DEPENDENT, root, 0.0)
+
+
+@triton.jit
+def _inverse_factor(block, width, STEP: tl.constexpr):
+    """L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0.
+
+    A round takes two columns, since it is their latency and not their arithmetic that counts, and fetches two rows, since block
+    stays symmetric where it is still needed.
+    """
+    r = tl.arange(0, STEP)
+    row, column = r[:, None], r[None, :]
+    inverse = tl.where((row == column) & (row < width), 1.0, 0.0).to(tl.float64)
+    for c in range(0, width, 2):
+        here, next_one = row == c, row == c + 1
+        x, y = tl.sum(tl.where(here, block, 0.0), axis=0), tl.sum(tl.where(next_one, block, 0.0), axis=0)
+        u, v = tl.sum(tl.where(here, inverse, 0.0), axis=0), tl.sum(tl.where(next_one, inverse, 0.0), axis=0)
+        pivot, beside = tl.sum(tl.where(r == c, x, 0.0)), tl.sum(tl.where(r == c + 1, x, 0.0))
+        corner = tl.sum(tl.where(r == c + 1, y, 0.0))
+        root = _inverse_root(pivot)
+        x, u, beside = x * root, u * root, beside * root
+        root = _inverse_root(corner - beside * beside)
+        y, v = (y - beside * x) * root, (v - beside * u) * root
+        down, down_next = tl.where(r > c + 1, x, 0.0)[:, None], tl.where(r > c + 1, y, 0.0)[:, None]
+        block -= down * x[None, :] + down_next * y[None, :]
+        inverse -= down * u[None, :] + down_next * v[None, :]
+        inverse = tl.where(here, u[None, :], tl.where(next_one, v[None, :], inverse))
+    return inverse
+
+
+@triton.jit
+def sfw_basis(work, layers, scratch, wide, basis, TILE: tl.constexpr, STEP: tl.constexpr):
+    """U = P D L^-T, tile after tile of columns; work: (block, tile of rows)."""
+    w = tl.program_id(0) * 2
+    b, rows = tl.load(work + w), tl.load(work + w + 1)
+    n, k, padded = layer(layers, b, OF_N), layer(layers, b, OF_K), layer(layers, b, OF_PADDED, TILE)
+    L, D = wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
+    i, r = rows * TILE + tl.arange(0, TILE), tl.arange(0, STEP)
+    live = i[:, None] < n
+    P = scratch + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
+    U = basis + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
+    for t in range((k + STEP - 1) // STEP):
+        x = tl.load(P + t * STEP, mask=live, other=0.0).to(tl.float64) * tl.load(D + t * STEP + r)[None, :]
+        for p in range(t):
+            known = tl.load(U + p * STEP, mask=live, other=0.0).to(tl.float64)
+            left = tl.load(L + (t * STEP + r[:, None]) * padded + p * STEP + r[None, :])
+            x -= tl.dot(known, tl.trans(left), out_dtype=tl.float64)
+        inverse = tl.load(L + (t * STEP + r[:, None]) * padded + t * STEP + r[None, :])
+        tl.store(U + t * STEP, tl.dot(x, tl.trans(inverse), out_dtype=tl.float64).to(tl.float32), mask=live)
+        tl.debug_barrier()
+
+
+@triton.jit
+def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, program_count, TILE: tl.constexpr):
+    """U <- U Z Z^T for those blocks, with Z as in subspace.leading; sums become ||Z^T B||^2 and <Z^T B, Z^T U^T theta>."""
+    b = tl.load(blocks + tl.program_id(0))
+    begin, count = tl.load(first_program + b), tl.load(program_count + b)
+    r = tl.arange(0, SMALL)
+    row, column = r[:, None], r[None, :]
+    at = small + begin * 2 * SMALL * SMALL + row * SMALL + column
+    H, X = tl.zeros((SMALL, SMALL), tl.float64), tl.zeros((SMALL, SMALL), tl.float64)
+    for p in range(count):
+        H += tl.load(at + p * 2 * SMALL * SMALL).to(tl.float64)
+        X += tl.load(at + p * 2 * SMALL * SMALL + SMALL * SMALL).to(tl.float64)
+    axes = tl.sum(tl.where(row == column, H, 0.0), axis=1)
+    trace = tl.sum(axes)
+    small_h = H / tl.where(trace > 0, trace, 1.0)
+    square = tl.dot(small_h, small_h, out_dtype=tl.float64)
+    across = tl.sum(tl.where(row == column, H, 0.0), axis=0)[None, :]
+    rank = tl.sum(((across > axes[:, None]) | ((across == axes[:, None]) & (column < row))).to(tl.int32), axis=1)
+    wanted = layer(layers, b, OF_WANTED)
+    Z = tl.where((rank[:, None] == column) & (column < wanted), 1.0, 0.0).to(tl.float64)
+    for _ in range(_ROUNDS):
+        Y = tl.dot(square, Z, out_dtype=tl.float64)
+        lengths = tl.sqrt(tl.sum(Y * Y, axis=0))
+        Y = Y * tl.where(lengths > 0, 1 / tl.where(lengths > 0, lengths, 1.0), 0.0)[None, :]
+        inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), wanted, SMALL)
+        Z = tl.dot(Y, tl.trans(inverse), out_dtype=tl.float64)
+    projector = tl.dot(Z, tl.trans(Z), out_dtype=tl.float64)
+    for p in range(count):
+        tl.store(sums + begin + p, tl.where(p == 0, tl.sum(projector * H), 0.0))
+        tl.store(sums + programs + begin + p, tl.where(p == 0, tl.sum(projector * X), 0.0))
+    n, padded = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE)
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)[:, None]
+        U = basis + layer(layers, b, OF_P, TILE) + i * padded + column
+        turned = tl.dot(tl.load(U, mask=i < n, other=0.0).to(tl.float64), projector, out_dtype=tl.float64)
+        tl.store(U, turned.to(tl.float32), mask=i < n)
+
+
+@triton.jit
+def sfw_choose_directions(
+    figures, pieces, first, count, sums, programs, first_program, program_count, lengths,
+    radii, diameters, rates, norms, part_tensor, bad, decay, factor, eta, gained, clamped, steps, RULE: tl.constexpr,
+):  # fmt: skip
+    """Step size of each block: v = -radius U B / ||B||, <v, theta> = -radius <B, U^T theta> / ||B||, <v, G> = -radius ||B||."""
+    b = tl.program_id(0)
+    length = tl.load(lengths + b)
+    tt = _sum(figures + 2 * pieces, tl.load(first + b), tl.load(count + b))
+    begin, n = tl.load(first_program + b), tl.load(program_count + b)
+    kept = tl.sqrt(_sum(sums, begin, n))
+    inner = _sum(sums + programs, begin, n)
+    radius = tl.load(radii + b).to(tl.float64)
+    towards = tl.where(kept > 0, radius / tl.where(kept > 0, kept, 1.0), 0.0)
+    square = tt + 2 * towards * inner + (towards * kept) * (towards * kept)
+    distance = tl.sqrt(tl.maximum(square, 0.0))
+    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    batch = tl.load(norms + tl.load(part_tensor + b)).to(tl.float64)
+    share, cut = step_size(lr, length, batch, distance, tl.load(diameters + b).to(tl.float64), RULE)
+    fine = tl.load(bad) == 0
+    share = tl.where(fine, share, 0.0)
+    tl.store(decay + b, (1 - share).to(tl.float32))
+    tl.store(factor + b, (-share * towards).to(tl.float32))
+    tl.store(gained + b, (kept * length).to(tl.float32))
+    tl.store(eta + b, share.to(tl.float32))
+    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
+    tl.store(steps + b, tl.load(steps + b) + 1)
