@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +16,12 @@ from torch import nn
 from catalog import RULES, gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
-from sparsefw.optim import Diameter
+from sparsefw.optim import Diameter, fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 STEPS = 7
+KERNEL = re.compile(r"^def (sfw_\w+)", re.MULTILINE)
 # Entry by entry, of the weight's largest. On a GPU the products of the spectral oracle are TF32 and bfloat16.
 EXACT, ROUNDED = 5e-6, 5e-6 if DEVICE == "cpu" else 2e-2
 
@@ -30,9 +36,9 @@ def both(shapes, groups, gradient=gaussian, steps=STEPS, **options):
     `groups` makes param groups from a list of parameters, `gradient` the gradient of a shape from a number.
     """
     runs = []
-    for fused in (True, False):
+    for wanted in (True, False):
         params = parameters(shapes)
-        optimizer = SFW(groups(params), fused=fused, **{"lr": 0.05, "on_nonfinite": "skip", **options})
+        optimizer = SFW(groups(params), fused=wanted, **{"lr": 0.05, "on_nonfinite": "skip", **options})
         for step in range(steps):
             for i, p in enumerate(params):
                 p.grad = gradient(tuple(p.shape), 100 * step + i).float().to(DEVICE)
@@ -263,3 +269,13 @@ def test_true_is_refused_where_there_are_no_kernels(monkeypatch):
     p.grad = torch.ones_like(p)
     with pytest.raises(ValueError, match="fused=True needs Triton"):
         SFW([p], fused=True).step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles_for_gpus_that_are_not_here(capability):
+    script, environment = Path(__file__).with_name("compile_kernels.py"), {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, script, str(capability)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    kernels = {name for file in Path(fused.__file__).parent.glob("*.py") for name in KERNEL.findall(file.read_text())}
+    assert kernels - {"sfw_write_addresses"} == set(done.stdout.split())

@@ -26,8 +26,8 @@ from torch import Tensor
 _SHIFT = 1e-12
 
 
-FOLLOWED = 16  # directions, at least, where there are as many
-_ROUNDS = 4
+FOLLOWED = 16  # directions, where fewer are wanted
+_ROUNDS = 2
 
 
 class Basis(NamedTuple):
@@ -61,14 +61,14 @@ def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
 
 
 def columns(k: int, count: int) -> int:
-    """How many directions are followed for the k leading of `count`."""
-    return min(count, max(k, FOLLOWED))
+    """How many directions are followed for the k leading of `count`: more where these are few, and few of all."""
+    return k if 4 * k >= count else min(count, max(k, FOLLOWED))
 
 
 def leading(subspace: Basis, k: int) -> Basis:
     """The k leading directions within the span of U: those of the small H = B B^T, whose eigenvectors are what U sees of G's.
 
-    Orthogonal iteration Z <- orth(H^2 Z) from its k longest axes, which are nearly right, since the last step's were.
+    Orthogonal iteration Z <- orth(H^4 Z) from its k longest axes, which are nearly right, since the last step's were.
     """
     U, B = subspace
     if U.shape[-1] == k:
@@ -78,9 +78,10 @@ def leading(subspace: Basis, k: int) -> Basis:
     trace = axes.sum(-1)[:, None, None]
     H = H / torch.where(trace > 0, trace, 1)
     longest = axes.argsort(dim=-1, descending=True)[:, :k]
-    H2, Z = H @ H, torch.nn.functional.one_hot(longest, H.shape[-1]).to(H).mT
+    Z = torch.nn.functional.one_hot(longest, H.shape[-1]).to(H).mT
+    H = torch.linalg.matrix_power(H, 4)
     for _ in range(_ROUNDS):
-        Z = orthonormal(H2 @ Z)
+        Z = orthonormal(H @ Z)
     Z = Z.to(U.dtype)
     return Basis(U @ Z, Z.mT @ B)
 

@@ -11,8 +11,8 @@ from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Rescale, Un
 GRADIENT, MOMENTUM, WEIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # What a line of `layers` holds: see directions.Layer.
 OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES = (tl.constexpr(i) for i in range(8))
-OF_ROW_TILES, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED = (tl.constexpr(i) for i in range(8, 16))
-_WIDTH = tl.constexpr(16)
+OF_ROW_TILES, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED, OF_SLOT = (tl.constexpr(i) for i in range(8, 17))
+_WIDTH = tl.constexpr(17)
 SMALL = tl.constexpr(32)  # no less than subspace.FOLLOWED: the size of the matrices that choose among directions
 # As gauges.negligible: 64 sqrt(tiny) of float32.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)

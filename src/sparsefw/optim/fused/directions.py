@@ -32,7 +32,7 @@ class Layer(NamedTuple):
     padded: int  # k, in whole tiles
     slices: int  # of the long side, in which P = G V is added up
     row_tiles: int  # of the short side
-    # Offsets in scratch memory, of numbers:
+    # Offsets in memory, of numbers:
     p: int
     slice_p: int
     a: int
@@ -40,13 +40,14 @@ class Layer(NamedTuple):
     v: int
     d: int
     wanted: int  # directions that may grow
+    slot: int  # from the number of a program of sfw_coefficients to the place of its small matrices
 
 
 class Scratch:
-    """Memory given away piece by piece: how much there will be of it, in float32, float64 and for warm starts."""
+    """Memory given away piece by piece, counted in numbers: for P, its slices, what is in float64, and warm starts."""
 
     def __init__(self) -> None:
-        self.single, self.double, self.warm = 0, 0, 0
+        self.p, self.slices, self.double, self.warm, self.slots, self.programs = 0, 0, 0, 0, 0, 0
 
     def layer(self, tensor: int, shape: tuple[int, int], wanted: int) -> Layer:
         high, long = shape
@@ -54,15 +55,18 @@ class Scratch:
         k = columns(wanted, n)
         tiles, row_tiles, slices = (-(-a // b) for a, b in ((k, TILE), (n, TILE), (m, products.SLICE)))
         padded, aligned = tiles * TILE, high % 4 == 0 and long % 4 == 0
-        p, a, v = self.single, self.double, self.warm + -self.warm % 4
-        factor = a + row_tiles * padded**2
-        self.single += (1 + slices) * n * padded
+        factor, v = self.double + row_tiles * padded**2, self.warm + -self.warm % 4
+        found = Layer(
+            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, row_tiles,
+            self.p, self.slices, self.double, factor, v, factor + padded**2, wanted, self.slots - self.programs,
+        )  # fmt: skip
+        programs = tiles * -(-m // TILE)
+        self.p += n * padded
+        self.slices += slices * n * padded
         self.double = factor + padded**2 + padded
         self.warm = v + m * k
-        return Layer(
-            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, row_tiles,
-            p, p + n * padded, a, factor, v, factor + padded**2, wanted,
-        )  # fmt: skip
+        self.slots, self.programs = self.slots + programs * (wanted < k), self.programs + programs
+        return found
 
 
 class Work(NamedTuple):
@@ -106,8 +110,9 @@ class Directions(Bundle):
         self._sums = torch.zeros(2, len(work.coefficients), dtype=torch.float64, device=device)
         ample = [b for b, x in enumerate(layers) if x.wanted < x.k]
         self._ample = integers(ample, device)
-        self._small = torch.zeros(len(work.coefficients) * 2 * SMALL.value**2 if ample else 0, device=device)
-        self._single, self._basis = torch.zeros(memory.single, device=device), torch.zeros(memory.single, device=device)
+        self._small = torch.zeros(memory.slots * 2 * SMALL.value**2, device=device)
+        self._p, self._basis = torch.zeros(2, memory.p, device=device)
+        self._slices = torch.zeros(memory.slices, device=device)
         self._double = torch.zeros(memory.double, dtype=torch.float64, device=device)
         self._warm = torch.zeros(memory.warm, device=device)
         self._lengths = torch.zeros(len(layers), dtype=torch.float64, device=device)
@@ -130,18 +135,18 @@ class Directions(Bundle):
         )  # fmt: skip
         for _ in range(max(stack.iterations for stack in self.stacks)):
             products.sfw_project[(len(project),)](
-                project, layers, momenta, self._warm, self._single, aligned, TILE=tile, SLICE=products.SLICE,
+                project, layers, momenta, self._warm, self._slices, aligned, TILE=tile, SLICE=products.SLICE,
                 PRECISION="tf32", **_PRODUCTS,
             )  # fmt: skip
             factors.sfw_gram[(len(gram),)](
-                gram, layers, self._single, self._double, TILE=tile, num_warps=8, num_stages=1
+                gram, layers, self._slices, self._p, self._double, TILE=tile, num_warps=8, num_stages=1
             )
             factors.sfw_factorise[(len(self.members),)](
                 layers, self._double, self._figures, self._first, self._count, self._lengths, STEP=factors.STEP,
                 num_warps=4, num_stages=1,
             )  # fmt: skip
             factors.sfw_basis[(len(basis),)](
-                basis, layers, self._single, self._double, self._basis, TILE=tile, STEP=factors.STEP, num_warps=4,
+                basis, layers, self._p, self._double, self._basis, TILE=tile, STEP=factors.STEP, num_warps=4,
                 num_stages=1,
             )  # fmt: skip
             products.sfw_coefficients[(len(coefficients),)](

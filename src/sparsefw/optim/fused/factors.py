@@ -16,6 +16,7 @@ from sparsefw.optim.fused.common import (
     OF_ROW_TILES,
     OF_SLICE_P,
     OF_SLICES,
+    OF_SLOT,
     OF_WANTED,
     SMALL,
     layer,
@@ -23,20 +24,21 @@ from sparsefw.optim.fused.common import (
 )
 
 STEP = 32  # the tiles of L
-_ROUNDS = tl.constexpr(4)
-# Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding.
-_DEPENDENT = tl.constexpr(1e-10)
+_ROUNDS = tl.constexpr(2)
+# Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding, of P in float32
+# and of the small matrices in float64.
+_DEPENDENT, _SMALL_DEPENDENT = tl.constexpr(1e-10), tl.constexpr(1e-20)
 
 
 @triton.jit
-def sfw_gram(work, layers, scratch, wide, TILE: tl.constexpr):
+def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
     """P added up, and A = P^T P of one tile of rows; work: (block, tile of rows, tile of columns, another before or equal)."""
     w = tl.program_id(0) * 4
     b, rows, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
     n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED), layer(layers, b, OF_SLICES)
     i, c = rows * TILE + tl.arange(0, TILE), tl.arange(0, TILE)
     live = i[:, None] < n
-    pieces = scratch + layer(layers, b, OF_SLICE_P) + i[:, None] * padded + c[None, :]
+    pieces = slices_of_p + layer(layers, b, OF_SLICE_P) + i[:, None] * padded + c[None, :]
     x = tl.zeros((TILE, TILE), tl.float32)
     y = tl.zeros((TILE, TILE), tl.float32)
     for part in range(slices):
@@ -45,7 +47,7 @@ def sfw_gram(work, layers, scratch, wide, TILE: tl.constexpr):
             y += tl.load(pieces + part * n * padded + right * TILE, mask=live, other=0.0)
     if left == right:
         y = x
-        P = scratch + layer(layers, b, OF_P) + i[:, None] * padded + c[None, :] + left * TILE
+        P = p + layer(layers, b, OF_P) + i[:, None] * padded + c[None, :] + left * TILE
         tl.store(P, x, mask=live)
     product = tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
     A = wide + layer(layers, b, OF_A) + rows * padded * padded
@@ -101,7 +103,7 @@ def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constex
         for p in range(t):
             left = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
             block -= tl.dot(left, tl.trans(left), out_dtype=tl.float64)
-        inverse = _inverse_factor(block, tl.minimum(STEP, k - t * STEP), STEP)
+        inverse = _inverse_factor(block, tl.minimum(STEP, k - t * STEP), STEP, _DEPENDENT)
         tl.store(L + (t * STEP + row) * padded + t * STEP + column, inverse)
         for q in range(t + 1, tiles):
             lower = _gram_tile(A, q, t, padded, row_tiles, STEP) * tl.load(D + q * STEP + row) * across
@@ -115,17 +117,17 @@ def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constex
 
 
 @triton.jit
-def _inverse_root(x):
+def _inverse_root(x, DEPENDENT: tl.constexpr):
     """1 / sqrt(x) in float64, from float32's and two Newton steps, which the rounds below wait for; 0 for what is dependent."""
-    safe = tl.where(x > _DEPENDENT, x, 1.0)
+    safe = tl.where(x > DEPENDENT, x, 1.0)
     root = tl.rsqrt(safe.to(tl.float32)).to(tl.float64)
     root = root * (1.5 - 0.5 * safe * root * root)
     root = root * (1.5 - 0.5 * safe * root * root)
-    return tl.where(x > _DEPENDENT, root, 0.0)
+    return tl.where(x > DEPENDENT, root, 0.0)
 
 
 @triton.jit
-def _inverse_factor(block, width, STEP: tl.constexpr):
+def _inverse_factor(block, width, STEP: tl.constexpr, DEPENDENT: tl.constexpr):
     """L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0.
 
     A round takes two columns, since it is their latency and not their arithmetic that counts, and fetches two rows, since block
@@ -140,9 +142,9 @@ def _inverse_factor(block, width, STEP: tl.constexpr):
         u, v = tl.sum(tl.where(here, inverse, 0.0), axis=0), tl.sum(tl.where(next_one, inverse, 0.0), axis=0)
         pivot, beside = tl.sum(tl.where(r == c, x, 0.0)), tl.sum(tl.where(r == c + 1, x, 0.0))
         corner = tl.sum(tl.where(r == c + 1, y, 0.0))
-        root = _inverse_root(pivot)
+        root = _inverse_root(pivot, DEPENDENT)
         x, u, beside = x * root, u * root, beside * root
-        root = _inverse_root(corner - beside * beside)
+        root = _inverse_root(corner - beside * beside, DEPENDENT)
         y, v = (y - beside * x) * root, (v - beside * u) * root
         down, down_next = tl.where(r > c + 1, x, 0.0)[:, None], tl.where(r > c + 1, y, 0.0)[:, None]
         block -= down * x[None, :] + down_next * y[None, :]
@@ -152,7 +154,7 @@ def _inverse_factor(block, width, STEP: tl.constexpr):
 
 
 @triton.jit
-def sfw_basis(work, layers, scratch, wide, basis, TILE: tl.constexpr, STEP: tl.constexpr):
+def sfw_basis(work, layers, p, wide, basis, TILE: tl.constexpr, STEP: tl.constexpr):
     """U = P D L^-T, tile after tile of columns; work: (block, tile of rows)."""
     w = tl.program_id(0) * 2
     b, rows = tl.load(work + w), tl.load(work + w + 1)
@@ -160,13 +162,13 @@ def sfw_basis(work, layers, scratch, wide, basis, TILE: tl.constexpr, STEP: tl.c
     L, D = wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
     i, r = rows * TILE + tl.arange(0, TILE), tl.arange(0, STEP)
     live = i[:, None] < n
-    P = scratch + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
+    P = p + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
     U = basis + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
     for t in range((k + STEP - 1) // STEP):
         x = tl.load(P + t * STEP, mask=live, other=0.0).to(tl.float64) * tl.load(D + t * STEP + r)[None, :]
-        for p in range(t):
-            known = tl.load(U + p * STEP, mask=live, other=0.0).to(tl.float64)
-            left = tl.load(L + (t * STEP + r[:, None]) * padded + p * STEP + r[None, :])
+        for q in range(t):
+            known = tl.load(U + q * STEP, mask=live, other=0.0).to(tl.float64)
+            left = tl.load(L + (t * STEP + r[:, None]) * padded + q * STEP + r[None, :])
             x -= tl.dot(known, tl.trans(left), out_dtype=tl.float64)
         inverse = tl.load(L + (t * STEP + r[:, None]) * padded + t * STEP + r[None, :])
         tl.store(U + t * STEP, tl.dot(x, tl.trans(inverse), out_dtype=tl.float64).to(tl.float32), mask=live)
@@ -180,7 +182,7 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
     begin, count = tl.load(first_program + b), tl.load(program_count + b)
     r = tl.arange(0, SMALL)
     row, column = r[:, None], r[None, :]
-    at = small + begin * 2 * SMALL * SMALL + row * SMALL + column
+    at = small + (begin + layer(layers, b, OF_SLOT)) * 2 * SMALL * SMALL + row * SMALL + column
     H, X = tl.zeros((SMALL, SMALL), tl.float64), tl.zeros((SMALL, SMALL), tl.float64)
     for p in range(count):
         H += tl.load(at + p * 2 * SMALL * SMALL).to(tl.float64)
@@ -189,15 +191,16 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
     trace = tl.sum(axes)
     small_h = H / tl.where(trace > 0, trace, 1.0)
     square = tl.dot(small_h, small_h, out_dtype=tl.float64)
+    power = tl.dot(square, square, out_dtype=tl.float64)
     across = tl.sum(tl.where(row == column, H, 0.0), axis=0)[None, :]
     rank = tl.sum(((across > axes[:, None]) | ((across == axes[:, None]) & (column < row))).to(tl.int32), axis=1)
     wanted = layer(layers, b, OF_WANTED)
     Z = tl.where((rank[:, None] == column) & (column < wanted), 1.0, 0.0).to(tl.float64)
     for _ in range(_ROUNDS):
-        Y = tl.dot(square, Z, out_dtype=tl.float64)
+        Y = tl.dot(power, Z, out_dtype=tl.float64)
         lengths = tl.sqrt(tl.sum(Y * Y, axis=0))
         Y = Y * tl.where(lengths > 0, 1 / tl.where(lengths > 0, lengths, 1.0), 0.0)[None, :]
-        inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), wanted, SMALL)
+        inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), wanted, SMALL, _SMALL_DEPENDENT)
         Z = tl.dot(Y, tl.trans(inverse), out_dtype=tl.float64)
     projector = tl.dot(Z, tl.trans(Z), out_dtype=tl.float64)
     for p in range(count):

@@ -29,6 +29,7 @@ from sparsefw.optim.fused.common import (
     OF_P,
     OF_PADDED,
     OF_SLICE_P,
+    OF_SLOT,
     OF_STRIDE,
     OF_TENSOR,
     OF_V,
@@ -74,30 +75,32 @@ def sfw_project(
     layers,
     momenta,
     warm,
-    scratch,
+    slices_of_p,
     aligned,
     TILE: tl.constexpr,
     SLICE: tl.constexpr,
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """scratch: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
+    """slices_of_p: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
     w = tl.program_id(0) * 4
     b, rows, columns, part = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
     lies = layer(layers, b, OF_LIES) & aligned
     if lies == 3:
-        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, True)
+        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, True)
     elif lies == 2:
-        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, True)
+        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, True)
     elif lies == 1:
-        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, False)
+        _project(
+            layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, False
+        )
     else:
-        _project(layers, momenta, warm, scratch, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, False)
+        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, False)
 
 
 @triton.jit
 def _project(
-    layers, momenta, warm, scratch, b, rows, columns, part,
+    layers, momenta, warm, slices_of_p, b, rows, columns, part,
     TILE: tl.constexpr, SLICE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +115,7 @@ def _project(
         g = _tile(G, i, j, n, m, stride, TRANSPOSED)
         v = tl.load(V + c[None, :] * m + j[:, None], mask=(c[None, :] < k) & (j[:, None] < m), other=0.0)
         total = _dot(g, v, total, PRECISION)
-    P = scratch + layer(layers, b, OF_SLICE_P, TILE) + part * n * padded
+    P = slices_of_p + layer(layers, b, OF_SLICE_P, TILE) + part * n * padded
     tl.store(P + i[:, None] * padded + c[None, :], total, mask=i[:, None] < n)
 
 
@@ -214,11 +217,11 @@ def sfw_coefficients(
 
 
 @triton.jit
-def _keep_small(small, w, product, shadow, TILE: tl.constexpr):
+def _keep_small(small, slot, product, shadow, TILE: tl.constexpr):
     """B B^T and B (U^T theta)^T of this tile, for the few directions of which sfw_lead takes the best."""
     c = tl.arange(0, TILE)
     live = (c[:, None] < SMALL) & (c[None, :] < SMALL)
-    at = small + w * 2 * SMALL * SMALL + c[:, None] * SMALL + c[None, :]
+    at = small + slot * 2 * SMALL * SMALL + c[:, None] * SMALL + c[None, :]
     tl.store(at, tl.dot(product, tl.trans(product), input_precision="tf32x3"), mask=live)
     tl.store(at + SMALL * SMALL, tl.dot(product, tl.trans(shadow), input_precision="tf32x3"), mask=live)
 
@@ -244,7 +247,7 @@ def _coefficients(
     length = tl.load(lengths + b).to(tl.float32)
     product = product / tl.where(length > 0, length, 1.0)
     if layer(layers, b, OF_WANTED) < k:
-        _keep_small(small, w, product, shadow, TILE)
+        _keep_small(small, w + layer(layers, b, OF_SLOT), product, shadow, TILE)
     if (length > 0) & (tl.load(bad) == 0):
         # A direction that vanished keeps its old start: a zero gradient must not erase it.
         alive = tl.load(wide + layer(layers, b, OF_L) + c * (padded + 1)) > 0

@@ -1,0 +1,65 @@
+"""Compiles every kernel for a GPU that need not be there: `python compile_kernels.py COMPUTE_CAPABILITY`.
+
+The interpreter runs what no GPU would take, such as a variable that changes its type in a loop; the compiler says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sparsefw.optim.fused import elementwise, entries, factors, products, rows
+
+TYPES = {
+    "*i32": "tensors starts own_starts lengths first count rows supports parts first_part part_piece part_tensor blocks threshold"
+    " allowed needed bad counts work layers first_program program_count",
+    "*i64": "gradients momenta weights rates tally clamped steps table",
+    "*fp32": "partial norms lr decay factor eta gained warm slices_of_p p basis small",
+    "*fp64": "radii diameters figures sums wide",
+    "i32": "aligned pieces programs start",
+    "fp32": "rho limit",
+}
+TYPE = {name: kind for kind, names in TYPES.items() for name in names.split()}
+PRODUCT = dict(TILE=products.TILE, INNER=32)
+KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+    (elementwise.sfw_squares, dict(BLOCK=1024), {}),
+    (elementwise.sfw_verdict, dict(BLOCK=256), {}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=False, BLOCK=1024), {"decay": "fp32"}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=True, BLOCK=1024), {"decay": "fp32"}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=False, NESTEROV=False, BLOCK=1024), {"decay": "fp32"}),
+    (elementwise.sfw_momentum, dict(BLOCK=1024), {}),
+    (elementwise.sfw_move_rows, dict(BLOCK=1024), {}),
+    *[(rows.sfw_choose_rows, dict(RULE=rule, ROWS=512), {}) for rule in (0, 1, 2, 3, 6)],
+    (entries.sfw_entry_momentum, dict(BLOCK=entries.BLOCK), {}),
+    *[(entries.sfw_narrow_entries, dict(PASS=number), {}) for number in (0, 1, 2)],
+    *[(entries.sfw_count_entries, dict(PASS=number, BLOCK=entries.BLOCK), {}) for number in (1, 2)],
+    (entries.sfw_weigh_entries, dict(BLOCK=entries.BLOCK), {}),
+    (entries.sfw_choose_entries, dict(RULE=2, BLOCK=entries.BLOCK), {}),
+    (entries.sfw_move_entries, dict(BLOCK=entries.BLOCK), {}),
+    (products.sfw_project, dict(SLICE=products.SLICE, PRECISION="tf32", **PRODUCT), {}),
+    (factors.sfw_gram, dict(TILE=products.TILE), {}),
+    (factors.sfw_factorise, dict(STEP=factors.STEP), {"lengths": "*fp64"}),
+    (factors.sfw_basis, dict(TILE=products.TILE, STEP=factors.STEP), {}),
+    (products.sfw_coefficients, dict(PRECISION="bf16", **PRODUCT), {"lengths": "*fp64"}),
+    (factors.sfw_lead, dict(TILE=products.TILE), {}),
+    (factors.sfw_choose_directions, dict(RULE=2), {"lengths": "*fp64"}),
+    (products.sfw_move_directions, dict(PRECISION="bf16", **PRODUCT), {}),
+]
+
+
+def compile_for(capability: int) -> None:
+    for kernel, constants, others in KERNELS:
+        signature = {
+            name: "constexpr" if name in constants else others.get(name) or TYPE[name] for name in kernel.arg_names
+        }
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        print(kernel.__name__)
+
+
+if __name__ == "__main__":
+    compile_for(int(sys.argv[1]))
