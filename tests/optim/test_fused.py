@@ -16,6 +16,7 @@ from torch import nn
 from catalog import RULES, gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
+from sparsefw.data import load_digits
 from sparsefw.optim import Diameter, fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -279,3 +280,27 @@ def test_every_kernel_compiles_for_gpus_that_are_not_here(capability):
     assert done.returncode == 0, done.stderr
     kernels = {name for file in Path(fused.__file__).parent.glob("*.py") for name in KERNEL.findall(file.read_text())}
     assert kernels - {"sfw_write_addresses"} == set(done.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
+def test_two_hundred_steps_end_at_the_same_accuracy(make):
+    """A choice among nearly equal gradients may fall otherwise, and with it the weights; what is learnt must not."""
+    (images, labels), (test_images, test_labels) = (
+        (x.flatten(1).to(DEVICE), y.to(DEVICE)) for x, y in (load_digits("train"), load_digits("test"))
+    )
+    accuracies = []
+    for wanted in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)).to(DEVICE)
+        (hidden, *rest) = net.parameters()
+        groups = [{"params": [hidden], "region": make(4, 20.0)}, {"params": rest, "region": None}]
+        optimizer = SFW(groups, lr=0.02, fused=wanted)
+        for step in range(200):
+            batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
+            optimizer.step()
+        accuracies.append(float((net(test_images).argmax(1) == test_labels).float().mean()))
+    assert accuracies[1] > 0.85
+    assert abs(accuracies[0] - accuracies[1]) <= 0.02
