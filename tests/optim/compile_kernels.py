@@ -40,14 +40,14 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (entries.sfw_weigh_entries, dict(BLOCK=entries.BLOCK), {}),
     (entries.sfw_choose_entries, dict(RULE=2, BLOCK=entries.BLOCK), {}),
     (entries.sfw_move_entries, dict(BLOCK=entries.BLOCK), {}),
-    (products.sfw_project, dict(SLICE=products.SLICE, PRECISION="tf32", **PRODUCT), {}),
+    (products.sfw_project, PRODUCT, {}),
     (factors.sfw_gram, dict(TILE=products.TILE), {}),
     (factors.sfw_factorise, dict(STEP=factors.STEP), {"lengths": "*fp64"}),
     (factors.sfw_basis, dict(TILE=products.TILE, STEP=factors.STEP), {}),
-    (products.sfw_coefficients, dict(PRECISION="bf16", **PRODUCT), {"lengths": "*fp64"}),
+    (products.sfw_coefficients, dict(HALF=True, **PRODUCT), {"lengths": "*fp64"}),
     (factors.sfw_lead, dict(TILE=products.TILE), {}),
     (factors.sfw_choose_directions, dict(RULE=2), {"lengths": "*fp64"}),
-    (products.sfw_move_directions, dict(PRECISION="bf16", **PRODUCT), {}),
+    (products.sfw_move_directions, dict(HALF=True, **PRODUCT), {}),
 ]
 
 

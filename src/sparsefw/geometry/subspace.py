@@ -3,8 +3,8 @@
 The spectral k-support oracle does not need singular triplets. For any U with k orthonormal columns the best feasible
 point with column space in span(U) is ``-r U U^T G / ||U^T G||``, and it is optimal when U spans the top k left singular
 vectors of G. So the only work is to keep such a U while G drifts from step to step: one block power iteration from the
-last step's subspace, which is three matrix products and a k x k Cholesky factor. Where k is small, one direction that lags
-behind is a large share of all, so a few more are followed and the best k chosen among them (`leading`).
+last step's subspace, which is three matrix products and a small Cholesky factor. Where k is small, one direction that
+lags behind is a large share of all, so a few more are followed and the best k chosen among them (`leading`).
 
 Feasibility never depends on how well this converges (any matrix of rank k and norm r is feasible); only the quality of the
 vertex does, and `certificate` bounds it.
@@ -27,7 +27,7 @@ _SHIFT = 1e-12
 
 
 FOLLOWED = 16  # directions, where fewer are wanted
-_ROUNDS = 2
+_ROUNDS = 3
 
 
 class Basis(NamedTuple):
@@ -49,11 +49,11 @@ def start(matrix: Tensor, k: int) -> Tensor:
 
 
 def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
-    """(U, U^T G) for U near the top-k left singular vectors of G, and the V to start from next time."""
+    """(U, U^T G) for U near the leading left singular vectors of G, and the V to start from next time."""
     for _ in range(iterations):
         U = orthonormal(G @ V)
         B = U.mT @ G
-        lengths = torch.linalg.vector_norm(B, dim=-1)  # (b, k)
+        lengths = torch.linalg.vector_norm(B, dim=-1)  # (b, c)
         # A vanished or overflown direction keeps its old column: a zero gradient must not erase the warm start.
         usable = (lengths > 0) & lengths.isfinite()
         V = torch.where(usable.unsqueeze(-2), B.mT / torch.where(usable, lengths, 1).unsqueeze(-2), V)
@@ -68,7 +68,7 @@ def columns(k: int, count: int) -> int:
 def leading(subspace: Basis, k: int) -> Basis:
     """The k leading directions within the span of U: those of the small H = B B^T, whose eigenvectors are what U sees of G's.
 
-    Orthogonal iteration Z <- orth(H^4 Z) from its k longest axes, which are nearly right, since the last step's were.
+    Orthogonal iteration Z <- orth(H^2 Z) from its k longest axes, which are nearly right, since the last step's were.
     """
     U, B = subspace
     if U.shape[-1] == k:
@@ -79,7 +79,7 @@ def leading(subspace: Basis, k: int) -> Basis:
     H = H / torch.where(trace > 0, trace, 1)
     longest = axes.argsort(dim=-1, descending=True)[:, :k]
     Z = torch.nn.functional.one_hot(longest, H.shape[-1]).to(H).mT
-    H = torch.linalg.matrix_power(H, 4)
+    H = H @ H
     for _ in range(_ROUNDS):
         Z = orthonormal(H @ Z)
     Z = Z.to(U.dtype)

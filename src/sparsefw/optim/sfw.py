@@ -7,7 +7,8 @@ For each constrained block, with C its feasible region and m its momentum:
     theta = (1 - eta) theta + eta v           what v leaves out decays: the only regulariser
 
 reference.py has this in a dozen lines per parameter. Here it runs on stacks of equal blocks (stacks.py) by the kernels of
-kernels.py. Param groups without a region take SGD or AdamW steps in the same object: one step, one state_dict.
+kernels.py; on GPUs on all layers at once, by those of fused/. Param groups without a region take SGD or AdamW steps in the same
+object: one step, one state_dict.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SFW(torch.optim.Optimizer):
     A step with a non-finite gradient changes nothing: on_nonfinite="raise" names the parameter, at once on a CPU, on other
     devices when `check_every` steps have passed; "skip" only counts (see `nonfinite_counts`).
 
-    fused: all layers in a handful of launches. None: where there are kernels (float32 on NVIDIA GPUs, by Triton); False: never.
+    fused: all layers in a handful of launches. None: where there are kernels (float32 on NVIDIA GPUs, by Triton).
+    False: never. True: as None, but an error on a device without.
     """
 
     def __init__(

@@ -202,7 +202,7 @@ class Stack:
         self.warm[where].copy_(warm)  # type: ignore[index]
 
     def own_warm(self, memory: Tensor) -> None:
-        """Warm starts (b, m, k) of all blocks in this memory; those without one begin like a first step."""
+        """Warm starts (b, m, c) of all blocks in this memory; those without one begin like a first step."""
         _, length, k = memory.shape
         memory.copy_(start(memory.new_empty((len(self.blocks), 1, length)), k))
         for warm, (state, *_) in zip(memory.unbind(), self.states, strict=True):

@@ -1,13 +1,15 @@
-"""The same step in a handful of launches for all layers, by Triton kernels; nothing here is imported where there is no GPU."""
+"""The same step in a handful of launches for all layers, by Triton kernels, whose modules are imported for a fused step only."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 
 import torch
 
 
+@functools.cache
 def available(device: torch.device) -> bool:
     """Whether kernels can run there: on NVIDIA GPUs since Ampere, and by Triton's interpreter, slowly, where asked for."""
     if importlib.util.find_spec("triton") is None:

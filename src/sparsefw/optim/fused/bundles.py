@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsefw.geometry import Ball
 from sparsefw.optim.fused import elementwise, entries, rows
 from sparsefw.optim.fused.common import rule_number
-from sparsefw.optim.fused.network import Group, Network, Part, scalar
+from sparsefw.optim.fused.network import Group, Network, Part
 from sparsefw.optim.fused.tables import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
 from sparsefw.optim.stacks import Figures, Stack
 
@@ -48,7 +48,6 @@ class Bundle(Part):
     def __init__(self, network: Network, members: list[Member]) -> None:
         device = network.device
         self.members, self.device = members, device
-        self.rho = members[0].group["momentum"]
         self.rule = rule_number(members[0].group["rescale"])
         for member in members:
             for t, buffer in zip(member.tensors, member.stack.buffers[member.index], strict=True):
@@ -56,7 +55,7 @@ class Bundle(Part):
         self.radii = _doubles([member.region.radius for member in members], device)
         self.diameters = _doubles([member.region.diameter(member.shape) for member in members], device)
         self.supports = integers([member.support for member in members], device)
-        self.rates = Addresses(len(members), device)
+        self.rates = Addresses(len(members), device, fleeting=True)
         self.part_tensor = integers([t for member in members for t in member.tensors], device)
         block_of = [0] * len(network.params)
         for b, member in enumerate(members):
@@ -69,11 +68,15 @@ class Bundle(Part):
 
     def step(self, network: Network) -> None:
         groups = {id(member.group): member.group for member in self.members}
-        self._rates = {key: scalar(group["lr"], self.device) for key, group in groups.items()}
+        self._rates = {key: network.rate(group["lr"]) for key, group in groups.items()}
         self.rates.update([self._rates[id(member.group)].data_ptr() for member in self.members])
         self.launch(network)
         for stack in self.stacks:
             stack.grow_older()
+
+    @property
+    def rho(self) -> float:
+        return self.members[0].group["momentum"]
 
     @abstractmethod
     def launch(self, network: Network) -> None: ...

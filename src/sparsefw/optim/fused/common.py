@@ -7,23 +7,21 @@ import triton.language as tl
 
 from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Rescale, Unscaled
 
-# Rows of the table of addresses.
-GRADIENT, MOMENTUM, WEIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # What a line of `layers` holds: see directions.Layer.
-OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES = (tl.constexpr(i) for i in range(8))
-OF_ROW_TILES, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED, OF_SLOT = (tl.constexpr(i) for i in range(8, 17))
-_WIDTH = tl.constexpr(17)
+OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES, OF_SLICE = (tl.constexpr(i) for i in range(9))
+OF_PARTS, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED, OF_SLOT = (tl.constexpr(i) for i in range(9, 18))
+_WIDTH = tl.constexpr(18)
 SMALL = tl.constexpr(32)  # no less than subspace.FOLLOWED: the size of the matrices that choose among directions
 # As gauges.negligible: 64 sqrt(tiny) of float32.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
-_UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT = 0, 1, 2, 3
+_UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT = (tl.constexpr(i) for i in range(4))
 _RULES = {Unscaled: _UNSCALED, Diameter: _DIAMETER, Gradient: _GRADIENT, FastGradient: _FAST_GRADIENT}
 
 
 def rule_number(rule: Rescale) -> int | None:
     """The rule as `step_size` below knows it; None for one it does not."""
     number = _RULES.get(type(rule))
-    return None if number is None else number + 4 * getattr(rule, "of_batch", False)
+    return None if number is None else number.value + 4 * getattr(rule, "of_batch", False)
 
 
 @triton.jit
@@ -39,17 +37,40 @@ def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
 def step_size(lr, momentum, batch, distance, diameter, RULE: tl.constexpr):
     """(eta in [0, 1], whether the clamp cut it): as in rescale.py, in float64."""
     length = batch if RULE >= 4 else momentum
-    if RULE % 4 == 0:
+    if RULE % 4 == _UNSCALED:
         raw = lr
-    elif RULE % 4 == 1:
+    elif RULE % 4 == _DIAMETER:
         raw = lr / diameter
-    elif RULE % 4 == 2:
+    elif RULE % 4 == _GRADIENT:
         raw = lr * length / tl.where(distance > 0, distance, 1.0)
     else:
         raw = lr * length / (diameter / 2)
     moves = (momentum > _NEGLIGIBLE) & (distance > 0)
     eta = tl.where(moves, tl.minimum(tl.maximum(raw, 0.0), 1.0), 0.0)
     return eta, (moves & (raw > 1)).to(tl.int64)
+
+
+@triton.jit
+def settle(
+    b, length, kept, inner, theta, batch, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE: tl.constexpr
+):  # fmt: skip
+    """Step size of block b, for the vertex v = -radius u / kept that is as long as the radius.
+
+    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns what u is multiplied by. Then
+    ||v - theta||^2 = radius^2 + 2 radius inner / kept + ||theta||^2, in float64, where nothing is lost by the expansion.
+    """
+    towards = tl.where(kept > 0, tl.load(radii + b) / tl.where(kept > 0, kept, 1.0), 0.0)
+    square = theta + 2 * towards * inner + (towards * kept) * (towards * kept)
+    distance = tl.sqrt(tl.maximum(square, 0.0))
+    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    share, cut = step_size(lr, length, tl.sqrt(batch).to(tl.float64), distance, tl.load(diameters + b), RULE)
+    fine = tl.load(bad) == 0
+    share = tl.where(fine, share, 0.0)
+    tl.store(decay + b, (1 - share).to(tl.float32))
+    tl.store(eta + b, share.to(tl.float32))
+    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
+    tl.store(steps + b, tl.load(steps + b) + 1)
+    return -share * towards
 
 
 @triton.jit

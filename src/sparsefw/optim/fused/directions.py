@@ -18,6 +18,11 @@ from sparsefw.optim.fused.products import TILE
 from sparsefw.optim.fused.tables import chunk_cut, integers, pieces_of
 
 _PRODUCTS = dict(INNER=32, num_warps=4, num_stages=3)
+_SLICE = (
+    512  # at least so long, and so many that with all tiles there are _PROGRAMS, which is some for every multiprocessor
+)
+_PROGRAMS = 264
+_PARTS = 8
 
 
 class Layer(NamedTuple):
@@ -31,7 +36,8 @@ class Layer(NamedTuple):
     stride: int  # from row to row in memory
     padded: int  # k, in whole tiles
     slices: int  # of the long side, in which P = G V is added up
-    row_tiles: int  # of the short side
+    slice: int  # their length
+    parts: int  # of the short side, in which P^T P is added up
     # Offsets in memory, of numbers:
     p: int
     slice_p: int
@@ -53,11 +59,15 @@ class Scratch:
         high, long = shape
         n, m = min(shape), max(shape)
         k = columns(wanted, n)
-        tiles, row_tiles, slices = (-(-a // b) for a, b in ((k, TILE), (n, TILE), (m, products.SLICE)))
+        tiles, row_tiles = -(-k // TILE), -(-n // TILE)
+        slices = min(-(-m // _SLICE), max(1, _PROGRAMS // (tiles * row_tiles)))
+        length = -(-m // (slices * TILE)) * TILE
+        slices, parts = -(-m // length), min(row_tiles, _PARTS)
         padded, aligned = tiles * TILE, high % 4 == 0 and long % 4 == 0
-        factor, v = self.double + row_tiles * padded**2, self.warm + -self.warm % 4
+        # Warm starts of a stack lie one after the other: where rows of one are aligned, so are those of the next.
+        factor, v = self.double + parts * padded**2, self.warm + (-self.warm % 4) * aligned
         found = Layer(
-            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, row_tiles,
+            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, length, parts,
             self.p, self.slices, self.double, factor, v, factor + padded**2, wanted, self.slots - self.programs,
         )  # fmt: skip
         programs = tiles * -(-m // TILE)
@@ -82,9 +92,9 @@ class Work(NamedTuple):
 def work_on(layers: Sequence[Layer]) -> Work:
     work = Work([], [], [], [], [])
     for b, layer in enumerate(layers):
-        rows, columns, length = range(layer.row_tiles), range(layer.padded // TILE), range(-(-layer.m // TILE))
+        rows, columns, length = range(-(-layer.n // TILE)), range(layer.padded // TILE), range(-(-layer.m // TILE))
         work.project.extend((b, r, c, s) for s in range(layer.slices) for r in rows for c in columns)
-        work.gram.extend((b, r, c, d) for r in rows for c in columns for d in range(c + 1))
+        work.gram.extend((b, r, c, d) for r in range(layer.parts) for c in columns for d in range(c + 1))
         work.basis.extend((b, r) for r in rows)
         work.coefficients.extend((b, c, j) for j in length for c in columns)
         work.move.extend((b, r, j) for r in rows for j in length)
@@ -126,8 +136,7 @@ class Directions(Bundle):
         cut, count, tile = self._pieces, len(self._pieces.tensors), TILE
         project, gram, basis, coefficients, move = self._work
         aligned = 3 if network.aligned else 1
-        # Rounding U and B costs 1e-5 of the vertex's quality; the interpreter has no bfloat16 products.
-        rounded = "bf16" if self.device.type == "cuda" else "ieee"
+        half = self.device.type == "cuda"  # the interpreter has no half products
         momenta, weights, layers = network.momenta.table, network.weights.table, self._layers
         elementwise.sfw_momentum[(count,)](
             network.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
@@ -135,9 +144,8 @@ class Directions(Bundle):
         )  # fmt: skip
         for _ in range(max(stack.iterations for stack in self.stacks)):
             products.sfw_project[(len(project),)](
-                project, layers, momenta, self._warm, self._slices, aligned, TILE=tile, SLICE=products.SLICE,
-                PRECISION="tf32", **_PRODUCTS,
-            )  # fmt: skip
+                project, layers, momenta, self._warm, self._slices, aligned, TILE=tile, **_PRODUCTS
+            )
             factors.sfw_gram[(len(gram),)](
                 gram, layers, self._slices, self._p, self._double, TILE=tile, num_warps=8, num_stages=1
             )
@@ -151,7 +159,7 @@ class Directions(Bundle):
             )  # fmt: skip
             products.sfw_coefficients[(len(coefficients),)](
                 coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._lengths, network.bad,
-                self._sums, len(coefficients), self._small, aligned, TILE=tile, PRECISION=rounded, **_PRODUCTS,
+                self._sums, len(coefficients), self._small, aligned, TILE=tile, HALF=half, **_PRODUCTS,
             )  # fmt: skip
         if len(self._ample):
             factors.sfw_lead[(len(self._ample),)](
@@ -164,6 +172,5 @@ class Directions(Bundle):
             network.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
         )  # fmt: skip
         products.sfw_move_directions[(len(move),)](
-            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, PRECISION=rounded,
-            **_PRODUCTS,
+            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, HALF=half, **_PRODUCTS,
         )  # fmt: skip

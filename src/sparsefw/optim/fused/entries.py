@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import entries, step_size
+from sparsefw.optim.fused.common import entries, settle
 
 BLOCK = 4096
 COUNTS = 256 + 4096 + 2048
@@ -174,6 +174,7 @@ def sfw_choose_entries(
         split = tl.maximum(split, tl.max(tl.where((take > 0) & (take < found), s, -1)))
         equals += tl.sum(found)
     product = tl.sum(inner)
+    tl.debug_barrier()  # other threads have written what is read below
     if split >= 0:  # the one piece of which only the first equals are taken
         i = tl.arange(0, BLOCK)
         at, live = tl.load(starts + split) + i, i < tl.load(lengths + split)
@@ -187,20 +188,12 @@ def sfw_choose_entries(
     edge = limit.to(tl.float32, bitcast=True).to(tl.float64)
     norm = tl.sqrt(tl.sum(kept) + wanted * edge * edge)
     length = tl.sqrt(tl.sum(mm))
-    radius = tl.load(radii + b).to(tl.float64)
-    towards = tl.where(norm > 0, radius / tl.where(norm > 0, norm, 1.0), 0.0)
-    square = tl.sum(tt) + 2 * towards * product + (towards * norm) * (towards * norm)
-    distance = tl.sqrt(tl.maximum(square, 0.0))
-    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
-    batch = tl.load(norms + tl.load(part_tensor + b)).to(tl.float64)
-    share, cut = step_size(lr, length, batch, distance, tl.load(diameters + b).to(tl.float64), RULE)
-    fine = tl.load(bad) == 0
-    share = tl.where(fine, share, 0.0)
-    tl.store(decay + b, (1 - share).to(tl.float32))
-    tl.store(factor + b, (-share * towards).to(tl.float32))
-    tl.store(eta + b, share.to(tl.float32))
-    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
-    tl.store(steps + b, tl.load(steps + b) + 1)
+    gradient = tl.load(norms + tl.load(part_tensor + b))
+    towards = settle(
+        b, length, norm, product, tl.sum(tt), gradient * gradient, radii, diameters, rates, bad, decay, eta, clamped, steps,
+        RULE,
+    )  # fmt: skip
+    tl.store(factor + b, towards.to(tl.float32))
 
 
 @triton.jit

@@ -13,58 +13,60 @@ from sparsefw.optim.fused.common import (
     OF_N,
     OF_P,
     OF_PADDED,
-    OF_ROW_TILES,
+    OF_PARTS,
     OF_SLICE_P,
     OF_SLICES,
     OF_SLOT,
     OF_WANTED,
     SMALL,
     layer,
-    step_size,
+    settle,
 )
 
 STEP = 32  # the tiles of L
-_ROUNDS = tl.constexpr(2)
+_ROUNDS = tl.constexpr(3)
 # Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding, of P in float32
 # and of the small matrices in float64.
-_DEPENDENT, _SMALL_DEPENDENT = tl.constexpr(1e-10), tl.constexpr(1e-20)
+_DEPENDENT, _SMALL_DEPENDENT = tl.constexpr(1e-10), tl.constexpr(1e-12)
 
 
 @triton.jit
 def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
-    """P added up, and A = P^T P of one tile of rows; work: (block, tile of rows, tile of columns, another before or equal)."""
+    """P added up, and A = P^T P over some tiles of rows; work: (block, which part, tile of columns, another before or equal)."""
     w = tl.program_id(0) * 4
-    b, rows, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
-    n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED), layer(layers, b, OF_SLICES)
-    i, c = rows * TILE + tl.arange(0, TILE), tl.arange(0, TILE)
-    live = i[:, None] < n
-    pieces = slices_of_p + layer(layers, b, OF_SLICE_P) + i[:, None] * padded + c[None, :]
-    x = tl.zeros((TILE, TILE), tl.float32)
-    y = tl.zeros((TILE, TILE), tl.float32)
-    for part in range(slices):
-        x += tl.load(pieces + part * n * padded + left * TILE, mask=live, other=0.0)
-        if left != right:
-            y += tl.load(pieces + part * n * padded + right * TILE, mask=live, other=0.0)
-    if left == right:
-        y = x
-        P = p + layer(layers, b, OF_P) + i[:, None] * padded + c[None, :] + left * TILE
-        tl.store(P, x, mask=live)
-    product = tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
-    A = wide + layer(layers, b, OF_A) + rows * padded * padded
+    b, part, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
+    n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE), layer(layers, b, OF_SLICES)
+    c = tl.arange(0, TILE)
+    product = tl.zeros((TILE, TILE), tl.float64)
+    for start in range(part * TILE, n, layer(layers, b, OF_PARTS) * TILE):
+        i = start + c
+        live = i[:, None] < n
+        pieces = slices_of_p + layer(layers, b, OF_SLICE_P, TILE) + i[:, None] * padded + c[None, :]
+        x = tl.zeros((TILE, TILE), tl.float32)
+        y = tl.zeros((TILE, TILE), tl.float32)
+        for slice_number in range(slices):
+            x += tl.load(pieces + slice_number * n * padded + left * TILE, mask=live, other=0.0)
+            if left != right:
+                y += tl.load(pieces + slice_number * n * padded + right * TILE, mask=live, other=0.0)
+        if left == right:
+            y = x
+            tl.store(p + layer(layers, b, OF_P, TILE) + i[:, None] * padded + c[None, :] + left * TILE, x, mask=live)
+        product += tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
+    A = wide + layer(layers, b, OF_A) + part * padded * padded
     tl.store(A + (left * TILE + c[:, None]) * padded + right * TILE + c[None, :], product)
 
 
 @triton.jit
-def _gram_tile(A, left, right, padded, row_tiles, STEP: tl.constexpr):
-    """The tile of A, added up over the tiles of rows, four of them on their way at a time."""
+def _gram_tile(A, left, right, padded, parts, STEP: tl.constexpr):
+    """The tile of A, added up over the parts of its rows, four of them on their way at a time."""
     at = A + (left * STEP + tl.arange(0, STEP)[:, None]) * padded + right * STEP + tl.arange(0, STEP)[None, :]
     total = tl.zeros((STEP, STEP), tl.float64)
     number = tl.zeros((STEP, STEP), tl.int32)
-    for part in range(0, row_tiles, 4):
+    for part in range(0, parts, 4):
         first = tl.load(at + part * padded * padded)
-        second = tl.load(at + (part + 1) * padded * padded, mask=number + part + 1 < row_tiles, other=0.0)
-        third = tl.load(at + (part + 2) * padded * padded, mask=number + part + 2 < row_tiles, other=0.0)
-        fourth = tl.load(at + (part + 3) * padded * padded, mask=number + part + 3 < row_tiles, other=0.0)
+        second = tl.load(at + (part + 1) * padded * padded, mask=number + part + 1 < parts, other=0.0)
+        third = tl.load(at + (part + 2) * padded * padded, mask=number + part + 2 < parts, other=0.0)
+        fourth = tl.load(at + (part + 3) * padded * padded, mask=number + part + 3 < parts, other=0.0)
         total += (first + second) + (third + fourth)
     return total
 
@@ -86,27 +88,27 @@ def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constex
     """
     b = tl.program_id(0)
     tl.store(lengths + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
-    k, padded, row_tiles = layer(layers, b, OF_K), layer(layers, b, OF_PADDED, STEP), layer(layers, b, OF_ROW_TILES)
+    k, padded, parts = layer(layers, b, OF_K), layer(layers, b, OF_PADDED, STEP), layer(layers, b, OF_PARTS)
     A, L, D = wide + layer(layers, b, OF_A), wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
     r = tl.arange(0, STEP)
     row, column = r[:, None], r[None, :]
     tiles = (k + STEP - 1) // STEP
     for t in range(tiles):
         squares = tl.zeros((STEP,), tl.float64)
-        for part in range(row_tiles):
+        for part in range(parts):
             squares += tl.load(A + part * padded * padded + (t * STEP + r) * (padded + 1))
         tl.store(D + t * STEP + r, tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0))
     tl.debug_barrier()  # what this program has written, its other threads read from here on; so below
     for t in range(tiles):
         across = tl.load(D + t * STEP + column)
-        block = _gram_tile(A, t, t, padded, row_tiles, STEP) * tl.load(D + t * STEP + row) * across
+        block = _gram_tile(A, t, t, padded, parts, STEP) * tl.load(D + t * STEP + row) * across
         for p in range(t):
             left = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
             block -= tl.dot(left, tl.trans(left), out_dtype=tl.float64)
         inverse = _inverse_factor(block, tl.minimum(STEP, k - t * STEP), STEP, _DEPENDENT)
         tl.store(L + (t * STEP + row) * padded + t * STEP + column, inverse)
         for q in range(t + 1, tiles):
-            lower = _gram_tile(A, q, t, padded, row_tiles, STEP) * tl.load(D + q * STEP + row) * across
+            lower = _gram_tile(A, q, t, padded, parts, STEP) * tl.load(D + q * STEP + row) * across
             for p in range(t):
                 left = tl.load(L + (q * STEP + row) * padded + p * STEP + column)
                 right = tl.load(L + (t * STEP + row) * padded + p * STEP + column)
@@ -176,10 +178,18 @@ def sfw_basis(work, layers, p, wide, basis, TILE: tl.constexpr, STEP: tl.constex
 
 
 @triton.jit
+def _orthonormal(Y, width, SIZE: tl.constexpr):
+    lengths = tl.sqrt(tl.sum(Y * Y, axis=0))
+    Y = Y * tl.where(lengths > 0, 1 / tl.where(lengths > 0, lengths, 1.0), 0.0)[None, :]
+    inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), width, SIZE, _SMALL_DEPENDENT)
+    return tl.dot(Y, tl.trans(inverse), out_dtype=tl.float64)
+
+
+@triton.jit
 def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, program_count, TILE: tl.constexpr):
     """U <- U Z Z^T for those blocks, with Z as in subspace.leading; sums become ||Z^T B||^2 and <Z^T B, Z^T U^T theta>."""
     b = tl.load(blocks + tl.program_id(0))
-    begin, count = tl.load(first_program + b), tl.load(program_count + b)
+    begin, count, wanted = tl.load(first_program + b), tl.load(program_count + b), layer(layers, b, OF_WANTED)
     r = tl.arange(0, SMALL)
     row, column = r[:, None], r[None, :]
     at = small + (begin + layer(layers, b, OF_SLOT)) * 2 * SMALL * SMALL + row * SMALL + column
@@ -187,25 +197,21 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
     for p in range(count):
         H += tl.load(at + p * 2 * SMALL * SMALL).to(tl.float64)
         X += tl.load(at + p * 2 * SMALL * SMALL + SMALL * SMALL).to(tl.float64)
-    axes = tl.sum(tl.where(row == column, H, 0.0), axis=1)
-    trace = tl.sum(axes)
-    small_h = H / tl.where(trace > 0, trace, 1.0)
-    square = tl.dot(small_h, small_h, out_dtype=tl.float64)
-    power = tl.dot(square, square, out_dtype=tl.float64)
-    across = tl.sum(tl.where(row == column, H, 0.0), axis=0)[None, :]
-    rank = tl.sum(((across > axes[:, None]) | ((across == axes[:, None]) & (column < row))).to(tl.int32), axis=1)
-    wanted = layer(layers, b, OF_WANTED)
+    axes, across = tl.sum(tl.where(row == column, H, 0.0), axis=1), tl.sum(tl.where(row == column, H, 0.0), axis=0)
+    longer = (across[None, :] > axes[:, None]) | ((across[None, :] == axes[:, None]) & (column < row))
+    rank = tl.sum(longer.to(tl.int32), axis=1)
     Z = tl.where((rank[:, None] == column) & (column < wanted), 1.0, 0.0).to(tl.float64)
+    trace = tl.sum(axes)
+    unit = H / tl.where(trace > 0, trace, 1.0)
+    square = tl.dot(unit, unit, out_dtype=tl.float64)
     for _ in range(_ROUNDS):
-        Y = tl.dot(power, Z, out_dtype=tl.float64)
-        lengths = tl.sqrt(tl.sum(Y * Y, axis=0))
-        Y = Y * tl.where(lengths > 0, 1 / tl.where(lengths > 0, lengths, 1.0), 0.0)[None, :]
-        inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), wanted, SMALL, _SMALL_DEPENDENT)
-        Z = tl.dot(Y, tl.trans(inverse), out_dtype=tl.float64)
+        Z = _orthonormal(tl.dot(square, Z, out_dtype=tl.float64), wanted, SMALL)
+    Z = _orthonormal(Z, wanted, SMALL)  # what rounding has left of the first time
     projector = tl.dot(Z, tl.trans(Z), out_dtype=tl.float64)
-    for p in range(count):
-        tl.store(sums + begin + p, tl.where(p == 0, tl.sum(projector * H), 0.0))
-        tl.store(sums + programs + begin + p, tl.where(p == 0, tl.sum(projector * X), 0.0))
+    for start in range(0, count, 1024):
+        q = start + tl.arange(0, 1024)
+        tl.store(sums + begin + q, tl.where(q == 0, tl.sum(projector * H), 0.0), mask=q < count)
+        tl.store(sums + programs + begin + q, tl.where(q == 0, tl.sum(projector * X), 0.0), mask=q < count)
     n, padded = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE)
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)[:, None]
@@ -226,18 +232,9 @@ def sfw_choose_directions(
     begin, n = tl.load(first_program + b), tl.load(program_count + b)
     kept = tl.sqrt(_sum(sums, begin, n))
     inner = _sum(sums + programs, begin, n)
-    radius = tl.load(radii + b).to(tl.float64)
-    towards = tl.where(kept > 0, radius / tl.where(kept > 0, kept, 1.0), 0.0)
-    square = tt + 2 * towards * inner + (towards * kept) * (towards * kept)
-    distance = tl.sqrt(tl.maximum(square, 0.0))
-    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
-    batch = tl.load(norms + tl.load(part_tensor + b)).to(tl.float64)
-    share, cut = step_size(lr, length, batch, distance, tl.load(diameters + b).to(tl.float64), RULE)
-    fine = tl.load(bad) == 0
-    share = tl.where(fine, share, 0.0)
-    tl.store(decay + b, (1 - share).to(tl.float32))
-    tl.store(factor + b, (-share * towards).to(tl.float32))
+    gradient = tl.load(norms + tl.load(part_tensor + b))
+    towards = settle(
+        b, length, kept, inner, tt, gradient * gradient, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE
+    )
+    tl.store(factor + b, towards.to(tl.float32))
     tl.store(gained + b, (kept * length).to(tl.float32))
-    tl.store(eta + b, share.to(tl.float32))
-    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
-    tl.store(steps + b, tl.load(steps + b) + 1)

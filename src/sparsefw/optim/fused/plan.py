@@ -6,7 +6,9 @@ the plain step of the same tensors (sfw.py and kernels.py, its twin in the tests
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,8 @@ from sparsefw.optim.weights import State
 
 _MOST_ROWS = 16_384  # of one block: they are chosen by one program
 _MOST_ENTRIES = 2**31 - 1
+_MOST_DIRECTIONS = 1024  # their Gram matrix is factorised by one program
+_MOST_AT_ONCE = 2**26  # weights of one bundle: kernels count in 32 bits
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,24 @@ class Plan:
 
     def check(self) -> tuple[Tensor, list[Tensor]]:
         """(whether all gradients are finite, on the device; their norms)."""
-        self.network.check()
-        return self.network.bad == 0, list(self.network.norms.unbind())
+        with self._device():
+            self.network.check()
+            return self.network.bad == 0, list(self.network.norms.unbind())
 
     def step(self) -> None:
-        for part in self.parts:
-            part.step(self.network)
+        with self._device():
+            for part in self.parts:
+                part.step(self.network)
+
+    def is_of(self, state_of: Callable[[Tensor], State]) -> bool:
+        """Whether the momenta are still those it was made for: not cleared, reloaded or moved."""
+        found = zip(self.network.params, self.network.momentum, strict=True)
+        return all(m is None or state_of(p).get("momentum") is m for p, m in found)
+
+    def _device(self) -> AbstractContextManager[Any]:
+        """Triton launches on the current device, which need not be that of the tensors."""
+        device = self.network.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def suits(params: Sequence[Tensor]) -> bool:
@@ -53,7 +69,7 @@ def suits(params: Sequence[Tensor]) -> bool:
         and p.device == g.device == device
         and is_dense(p)
         and _lie_alike(p, g)
-        and p.numel() <= _MOST_ENTRIES
+        and 0 < p.numel() <= _MOST_ENTRIES
         for p, g in ((p, p.grad) for p in params)
         if g is not None
     )
@@ -76,6 +92,7 @@ def plan_for(
     parts: list[Part] = []
     covered: set[int] = set()
     bundles: dict[tuple[Any, ...], list[Member]] = {}
+    sizes: Counter[tuple[Any, ...]] = Counter()
     for index, group in enumerate(groups):
         if group["dampening"]:
             continue
@@ -86,8 +103,10 @@ def plan_for(
             covered.add(index)
         elif group["region"] is not None and (kind := _kind(group, stacks[index])) is not None:
             covered.add(index)
-            key = (kind, group["momentum"], group["rescale"])
+            alike = (kind, group["momentum"], group["rescale"])
             for stack in stacks[index]:
+                key = (*alike, sizes[alike] // _MOST_AT_ONCE)
+                sizes[alike] += stack.momentum.numel()
                 for i, block in enumerate(stack.blocks):
                     member = Member(group, stack, i, [network.number[p] for p in block])
                     bundles.setdefault(key, []).append(member)
@@ -117,6 +136,7 @@ def _kind(group: Group, stacks: Sequence[Stack]) -> type[Bundle] | None:
     if isinstance(view, Elements):
         return Entries if alone and view.axis is None else None
     if isinstance(view, Spectrum):
-        follows = all(view.follows(gauge, region.count(stack.layout.shape)) for stack in stacks)
+        counts = [region.count(stack.layout.shape) for stack in stacks]
+        follows = all(view.follows(gauge, count) and gauge.support(count) <= _MOST_DIRECTIONS for count in counts)
         return Directions if alone and follows else None
     return None

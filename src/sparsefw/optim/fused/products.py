@@ -13,6 +13,9 @@ geometry/subspace.py states the algorithm. Here, cut into tiles of TILE x TILE:
 
 What is not a large product is in factors.py. G (n, m) is a block's momentum, or its transpose, with n <= m. V^T = B / ||G|| of
 the last step: its scale does not matter, since D removes it.
+
+With HALF, B is rounded to float16, and its norm taken afterwards; U is split into two float16 numbers where it makes the vertex.
+So the vertex is as long as the radius to 1e-6, and of rank k, whatever rounding does to its direction (5e-4).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from sparsefw.optim.fused.common import (
     OF_N,
     OF_P,
     OF_PADDED,
+    OF_SLICE,
     OF_SLICE_P,
     OF_SLOT,
     OF_STRIDE,
@@ -35,28 +39,11 @@ from sparsefw.optim.fused.common import (
     OF_V,
     OF_WANTED,
     SMALL,
+    entries,
     layer,
 )
 
 TILE = 64
-SLICE = 512
-
-
-@triton.jit
-def _matrix(addresses, layers, b, ALIGNED: tl.constexpr):
-    """Where the momentum or the weight of block b lies."""
-    pointer = tl.load(addresses + layer(layers, b, OF_TENSOR)).to(tl.pointer_type(tl.float32))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
-
-
-@triton.jit
-def _dot(a, b, total, PRECISION: tl.constexpr):
-    if PRECISION == "bf16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
-    else:
-        return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -70,150 +57,113 @@ def _tile(matrix, i, j, n, m, stride, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def sfw_project(
-    work,
-    layers,
-    momenta,
-    warm,
-    slices_of_p,
-    aligned,
-    TILE: tl.constexpr,
-    SLICE: tl.constexpr,
-    INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def sfw_project(work, layers, momenta, warm, slices_of_p, aligned, TILE: tl.constexpr, INNER: tl.constexpr):
     """slices_of_p: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
-    w = tl.program_id(0) * 4
-    b, rows, columns, part = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
+    w = work + tl.program_id(0) * 4
+    b = tl.load(w)
     lies = layer(layers, b, OF_LIES) & aligned
     if lies == 3:
-        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, True)
+        _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, True)
     elif lies == 2:
-        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, True)
+        _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, True)
     elif lies == 1:
-        _project(
-            layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, False, False
-        )
+        _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, False)
     else:
-        _project(layers, momenta, warm, slices_of_p, b, rows, columns, part, TILE, SLICE, INNER, PRECISION, True, False)
+        _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, False)
 
 
 @triton.jit
 def _project(
-    layers, momenta, warm, slices_of_p, b, rows, columns, part,
-    TILE: tl.constexpr, SLICE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+    w, b, layers, momenta, warm, slices_of_p,
+    TILE: tl.constexpr, INNER: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = 4 if ALIGNED else 1
+    rows, columns, part = tl.load(w + 1), tl.load(w + 2), tl.load(w + 3)
     n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
-    stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    G, V = _matrix(momenta, layers, b, ALIGNED), warm + layer(layers, b, OF_V, UNIT)
+    stride, padded, length = (
+        layer(layers, b, OF_STRIDE, UNIT),
+        layer(layers, b, OF_PADDED, TILE),
+        layer(layers, b, OF_SLICE, TILE),
+    )
+    G, V = entries(momenta, layer(layers, b, OF_TENSOR), 0, ALIGNED), warm + layer(layers, b, OF_V, UNIT)
     i, c = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
-    for start in range(part * SLICE, min(part * SLICE + SLICE, m), INNER):
+    for start in range(part * length, min(part * length + length, m), INNER):
         j = start + tl.arange(0, INNER)
-        g = _tile(G, i, j, n, m, stride, TRANSPOSED)
         v = tl.load(V + c[None, :] * m + j[:, None], mask=(c[None, :] < k) & (j[:, None] < m), other=0.0)
-        total = _dot(g, v, total, PRECISION)
+        total = tl.dot(_tile(G, i, j, n, m, stride, TRANSPOSED), v, total, input_precision="tf32")
     P = slices_of_p + layer(layers, b, OF_SLICE_P, TILE) + part * n * padded
     tl.store(P + i[:, None] * padded + c[None, :], total, mask=i[:, None] < n)
 
 
 @triton.jit
 def sfw_coefficients(
-    work, layers, momenta, weights, basis, warm, wide, lengths, bad, sums, programs, small, aligned, TILE: tl.constexpr,
-    INNER: tl.constexpr, PRECISION: tl.constexpr,
+    work, layers, momenta, weights, basis, warm, wide, lengths, bad, sums, programs, small, aligned,
+    TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """warm <- B / ||G|| with B = U^T G, and for each tile ||B||^2 and <B, U^T theta>; work: (block, tile of k, tile of m)."""
     w = tl.program_id(0)
-    b, rows, columns = tl.load(work + 3 * w), tl.load(work + 3 * w + 1), tl.load(work + 3 * w + 2)
+    b = tl.load(work + 3 * w)
+    c = tl.load(work + 3 * w + 1) * TILE + tl.arange(0, TILE)
+    j = tl.load(work + 3 * w + 2) * TILE + tl.arange(0, TILE)
+    length = tl.load(lengths + b).to(tl.float32)
+    scale = 1 / tl.where(length > 0, length, 1.0)
     lies = layer(layers, b, OF_LIES) & aligned
     if lies == 3:
-        kept, inner = _coefficients(
-            layers,
-            momenta,
-            weights,
-            basis,
-            warm,
-            wide,
-            lengths,
-            bad,
-            small,
-            w,
-            b,
-            rows,
-            columns,
-            TILE,
-            INNER,
-            PRECISION,
-            False,
-            True,
+        product, shadow = _both_products(
+            layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, True
         )
     elif lies == 2:
-        kept, inner = _coefficients(
-            layers,
-            momenta,
-            weights,
-            basis,
-            warm,
-            wide,
-            lengths,
-            bad,
-            small,
-            w,
-            b,
-            rows,
-            columns,
-            TILE,
-            INNER,
-            PRECISION,
-            True,
-            True,
-        )
+        product, shadow = _both_products(layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, True, True)
     elif lies == 1:
-        kept, inner = _coefficients(
-            layers,
-            momenta,
-            weights,
-            basis,
-            warm,
-            wide,
-            lengths,
-            bad,
-            small,
-            w,
-            b,
-            rows,
-            columns,
-            TILE,
-            INNER,
-            PRECISION,
-            False,
-            False,
+        product, shadow = _both_products(
+            layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, False
         )
     else:
-        kept, inner = _coefficients(
-            layers,
-            momenta,
-            weights,
-            basis,
-            warm,
-            wide,
-            lengths,
-            bad,
-            small,
-            w,
-            b,
-            rows,
-            columns,
-            TILE,
-            INNER,
-            PRECISION,
-            True,
-            False,
+        product, shadow = _both_products(
+            layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, True, False
         )
-    tl.store(sums + w, kept)
-    tl.store(sums + programs + w, inner)
+    exact = product.to(tl.float64)
+    tl.store(sums + w, tl.sum(exact * exact))
+    tl.store(sums + programs + w, tl.sum(exact * shadow.to(tl.float64)))
+    m, k, padded = layer(layers, b, OF_M), layer(layers, b, OF_K), layer(layers, b, OF_PADDED, TILE)
+    if layer(layers, b, OF_WANTED) < k:
+        _keep_small(small, w + layer(layers, b, OF_SLOT), product, shadow, TILE)
+    if (length > 0) & (tl.load(bad) == 0):
+        # A direction that vanished keeps its old start: a zero gradient must not erase it.
+        alive = tl.load(wide + layer(layers, b, OF_L) + c * (padded + 1)) > 0
+        renewed = alive[:, None] & (c[:, None] < k) & (j[None, :] < m)
+        tl.store(warm + layer(layers, b, OF_V) + c[:, None] * m + j[None, :], product, mask=renewed)
+
+
+@triton.jit
+def _both_products(
+    layers, momenta, weights, basis, b, c, j, scale,
+    TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Tiles of U^T G scale and of U^T theta. The second serves the length of a step only: bfloat16 is enough, with its range."""
+    UNIT: tl.constexpr = 4 if ALIGNED else 1
+    tensor = layer(layers, b, OF_TENSOR)
+    n, m = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT)
+    stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
+    G, theta = entries(momenta, tensor, 0, ALIGNED), entries(weights, tensor, 0, ALIGNED)
+    U = basis + layer(layers, b, OF_P, TILE)
+    product = tl.zeros((TILE, TILE), tl.float32)
+    shadow = tl.zeros((TILE, TILE), tl.float32)
+    for start in range(0, n, INNER):
+        i = start + tl.arange(0, INNER)
+        u = tl.load(U + i[None, :] * padded + c[:, None], mask=i[None, :] < n, other=0.0)
+        g = _tile(G, i, j, n, m, stride, TRANSPOSED) * scale
+        t = _tile(theta, i, j, n, m, stride, TRANSPOSED)
+        if HALF:
+            product = tl.dot(u.to(tl.float16), g.to(tl.float16), product)
+            shadow = tl.dot(u.to(tl.bfloat16), t.to(tl.bfloat16), shadow)
+        else:
+            product = tl.dot(u, g, product, input_precision="ieee")
+            shadow = tl.dot(u, t, shadow, input_precision="ieee")
+    if HALF:
+        product = product.to(tl.float16).to(tl.float32)
+    return product, shadow
 
 
 @triton.jit
@@ -227,75 +177,35 @@ def _keep_small(small, slot, product, shadow, TILE: tl.constexpr):
 
 
 @triton.jit
-def _coefficients(
-    layers, momenta, weights, basis, warm, wide, lengths, bad, small, w, b, rows, columns,
-    TILE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    UNIT: tl.constexpr = 4 if ALIGNED else 1
-    n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
-    stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    G, theta = _matrix(momenta, layers, b, ALIGNED), _matrix(weights, layers, b, ALIGNED)
-    c, j = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
-    U = basis + layer(layers, b, OF_P, TILE)
-    product = tl.zeros((TILE, TILE), tl.float32)
-    shadow = tl.zeros((TILE, TILE), tl.float32)
-    for start in range(0, n, INNER):
-        i = start + tl.arange(0, INNER)
-        u = tl.load(U + i[None, :] * padded + c[:, None], mask=i[None, :] < n, other=0.0)
-        product = _dot(u, _tile(G, i, j, n, m, stride, TRANSPOSED), product, PRECISION)
-        shadow = _dot(u, _tile(theta, i, j, n, m, stride, TRANSPOSED), shadow, PRECISION)
-    length = tl.load(lengths + b).to(tl.float32)
-    product = product / tl.where(length > 0, length, 1.0)
-    if layer(layers, b, OF_WANTED) < k:
-        _keep_small(small, w + layer(layers, b, OF_SLOT), product, shadow, TILE)
-    if (length > 0) & (tl.load(bad) == 0):
-        # A direction that vanished keeps its old start: a zero gradient must not erase it.
-        alive = tl.load(wide + layer(layers, b, OF_L) + c * (padded + 1)) > 0
-        renewed = alive[:, None] & (c[:, None] < k) & (j[None, :] < m)
-        tl.store(warm + layer(layers, b, OF_V, UNIT) + c[:, None] * m + j[None, :], product, mask=renewed)
-    exact = product.to(tl.float64)
-    return tl.sum(exact * exact), tl.sum(exact * shadow.to(tl.float64))
-
-
-@triton.jit
 def sfw_move_directions(
-    work,
-    layers,
-    weights,
-    basis,
-    warm,
-    decay,
-    factor,
-    aligned,
-    TILE: tl.constexpr,
-    INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    work, layers, weights, basis, warm, decay, factor, aligned,
+    TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """theta <- decay theta + factor U B; work: (block, tile of n, tile of m)."""
-    w = tl.program_id(0) * 3
-    b, rows, columns = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2)
+    w = work + tl.program_id(0) * 3
+    b = tl.load(w)
     lies = layer(layers, b, OF_LIES) & aligned
     if lies == 3:
-        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, False, True)
+        _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, True)
     elif lies == 2:
-        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, True, True)
+        _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, True)
     elif lies == 1:
-        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, False, False)
+        _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, False)
     else:
-        _move(layers, weights, basis, warm, decay, factor, b, rows, columns, TILE, INNER, PRECISION, True, False)
+        _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, False)
 
 
 @triton.jit
 def _move(
-    layers, weights, basis, warm, decay, factor, b, rows, columns,
-    TILE: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
+    w, b, layers, weights, basis, warm, decay, factor,
+    TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = 4 if ALIGNED else 1
     n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
     stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    theta = _matrix(weights, layers, b, ALIGNED)
+    theta = entries(weights, layer(layers, b, OF_TENSOR), 0, ALIGNED)
     U, V = basis + layer(layers, b, OF_P, TILE), warm + layer(layers, b, OF_V, UNIT)
-    i, j = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
+    i, j = tl.load(w + 1) * TILE + tl.arange(0, TILE), tl.load(w + 2) * TILE + tl.arange(0, TILE)
     if TRANSPOSED:
         at, live = theta + j[:, None] * stride + i[None, :], (j[:, None] < m) & (i[None, :] < n)
     else:
@@ -306,7 +216,12 @@ def _move(
         c = start + tl.arange(0, INNER)
         u = tl.load(U + i[:, None] * padded + c[None, :], mask=i[:, None] < n, other=0.0)
         v = tl.load(V + c[:, None] * m + j[None, :], mask=(c[:, None] < k) & (j[None, :] < m), other=0.0)
-        towards = _dot(u, v, towards, PRECISION)
+        if HALF:
+            high = u.to(tl.float16)
+            towards = tl.dot(high, v.to(tl.float16), towards)
+            towards = tl.dot((u - high.to(tl.float32)).to(tl.float16), v.to(tl.float16), towards)
+        else:
+            towards = tl.dot(u, v, towards, input_precision="ieee")
     if TRANSPOSED:
         towards = tl.trans(towards)
     tl.store(at, kept + tl.load(factor + b) * towards, mask=live)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import step_size
+from sparsefw.optim.fused.common import settle
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def sfw_choose_rows(
     """decay and factor for sfw_move_rows, one program per block.
 
     The vertex is -radius m_S / ||m_S|| on the set S of the k longest rows. Of rows of equal length the first are taken, so S has
-    exactly k. ||v - theta||^2 = radius^2 + 2 radius <m_S, theta_S> / ||m_S|| + ||theta||^2, in float64.
+    exactly k.
     """
     b = tl.program_id(0)
     n, k = tl.load(rows + b), tl.load(supports + b)
@@ -36,23 +36,12 @@ def sfw_choose_rows(
     kept = tl.sqrt(tl.sum(tl.where(chosen, mm, 0.0)))
     length = tl.sqrt(tl.sum(mm))
     inner = tl.sum(tl.where(chosen, mt, 0.0))
-    radius = tl.load(radii + b).to(tl.float64)
-    towards = tl.where(length > 0, radius / tl.where(kept > 0, kept, 1.0), 0.0)
-    square = tl.sum(tt) + 2 * towards * inner + (towards * kept) * (towards * kept)
-    distance = tl.sqrt(tl.maximum(square, 0.0))
-    lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
-    share, cut = step_size(
-        lr, length, tl.sqrt(batch).to(tl.float64), distance, tl.load(diameters + b).to(tl.float64), RULE
+    towards = settle(
+        b, length, kept, inner, tl.sum(tt), batch, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE
     )
-    fine = tl.load(bad) == 0
-    share = tl.where(fine, share, 0.0)
-    tl.store(decay + b, (1 - share).to(tl.float32))
-    tl.store(eta + b, share.to(tl.float32))
-    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
-    tl.store(steps + b, tl.load(steps + b) + 1)
     for p in range(tl.load(first_part + b), tl.load(first_part + b) + tl.load(parts + b)):
         piece = tl.load(part_piece + p) + i
-        tl.store(factor + piece, tl.where(chosen, -share * towards, 0.0).to(tl.float32), mask=live)
+        tl.store(factor + piece, tl.where(chosen, towards, 0.0).to(tl.float32), mask=live)
 
 
 @triton.jit

@@ -29,17 +29,18 @@ class Addresses:
         self.fleeting = fleeting
         self.table = torch.zeros(-(-count // _AT_ONCE) * _AT_ONCE, dtype=torch.int64, device=device)
         self._written: list[int] | None = None
+        self._captured = False
 
     def update(self, addresses: list[int]) -> None:
-        capturing = self.fleeting and self.table.is_cuda and torch.cuda.is_current_stream_capturing()
-        if addresses == self._written and not capturing:
+        if self.fleeting and self.table.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured = True  # from now on the graph writes its own here whenever it runs
+        if addresses == self._written and not self._captured:
             return
         for start in range(0, len(addresses), _AT_ONCE):
             some = addresses[start : start + _AT_ONCE]
             some += some[-1:] * (_AT_ONCE - len(some))
             sfw_write_addresses[(1,)](self.table, start, tuple(some))
-        # What is captured is written when the graph runs, and again each time.
-        self._written = None if capturing else addresses
+        self._written = addresses
 
 
 class Pieces(NamedTuple):
