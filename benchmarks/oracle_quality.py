@@ -1,4 +1,4 @@
-"""How good the vertices of a rank training are: <vertex, m> / <best vertex, m> of every layer, by an exact SVD, over a run.
+"""How good the vertices of a rank training are: <vertex, m> / <best vertex, m> of every layer, exactly, over a run.
 
     python benchmarks/oracle_quality.py digits-resnet-rank [--data DIR] [--set KEY=VALUE] [--every 50] [--json FILE]
 

@@ -5,7 +5,7 @@
 Writes benchmarks/results/scaling-DEVICE.json and .png. All steps of one setting are timed in turn, round after round, on
 the same weights and gradients; on CUDA each is captured in a graph, as in training. Dotted lines are what theory says,
 drawn through the point of most work: proportional to the number of weights for SGD, filters and weights; to
-n m k for the rank of n x m matrices, of which a step takes a few products with k columns.
+n m k for the rank of n x m matrices, of which a step takes a few products with k columns (16 where fewer are wanted).
 """
 
 from __future__ import annotations

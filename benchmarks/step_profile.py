@@ -23,10 +23,10 @@ from sparsefw.train.run import prepare
 
 STEPS = 20
 KINDS = {
-    "sparsefw": r"^_?sfw_",
+    "sparsefw": r"^sfw_",
+    "compiled by inductor": r"^triton_",
     "optimizer (torch)": r"multi_tensor_apply|CatArray|lpnorm",
     "convolutions and products": r"cudnn|xmma|implicit_gemm|cutlass|nvjet|gemm|wgrad|dgrad|conv|sm90|sm80|nhwc|nchw|gemv|splitK",
-    "compiled by inductor": r"^triton_",
     "factorisations": r"potrf|trsm|chol|syevj|gesvd|solver|trtri",
     "copies": r"[Mm]emcpy|[Mm]emset",
 }

@@ -5,6 +5,7 @@ The interpreter runs what no GPU would take, such as a variable that changes its
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -50,6 +51,8 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (products.sfw_move_directions, dict(HALF=True, **PRODUCT), {}),
 ]
 
+SMALL = (entries.sfw_choose_entries,)  # all others that read weights must do so 16 bytes at a time
+
 
 def compile_for(capability: int) -> None:
     for kernel, constants, others in KERNELS:
@@ -57,7 +60,11 @@ def compile_for(capability: int) -> None:
             name: "constexpr" if name in constants else others.get(name) or TYPE[name] for name in kernel.arg_names
         }
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+        wide = bool(re.search(r"ld\.global\S*\.v4|cp\.async\S* [^;]*, 0x10,", code))
+        assert wide or not {"gradients", "momenta", "weights"} & set(kernel.arg_names) or kernel in SMALL, (
+            kernel.__name__
+        )
         print(kernel.__name__)
 
 

@@ -46,8 +46,7 @@ class Health:
             for i, norm in zip(members, found, strict=True):
                 norms[i] = norm
             stacked = torch.stack(found)
-            # Momentum sums up to 1 / (1 - 0.9) gradients, and its squared norm must not overflow either: leave room.
-            fine = stacked < torch.finfo(stacked.dtype).max ** 0.5 / 64
+            fine = stacked < largest_norm(stacked.dtype)
             if on_host(kind[0]):
                 if not bool(fine.all()):
                     bad = [names[i] for i, ok in zip(members, fine.tolist(), strict=True) if not ok]
@@ -80,6 +79,11 @@ class Health:
         counts = self.read()
         if counts:
             raise NonFiniteGradientError(list(counts), max(counts.values()))
+
+
+def largest_norm(dtype: torch.dtype) -> float:
+    """Of a gradient. Momentum sums up to 1 / (1 - 0.9) of them, and its squared norm must not overflow either: leave room."""
+    return torch.finfo(dtype).max ** 0.5 / 64
 
 
 def on_host(device: torch.device) -> bool:

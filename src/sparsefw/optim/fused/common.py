@@ -27,10 +27,11 @@ def rule_number(rule: Rescale) -> int | None:
 @triton.jit
 def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
     """Pointer to entry `start` of a tensor. ALIGNED promises multiples of 16 bytes, so that loads are wide."""
-    pointer = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32)) + start
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
+    pointer = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))
+    if ALIGNED:  # twice: the compiler drops a sum with 0, and what was promised of it
+        return tl.multiple_of(tl.multiple_of(pointer, 16) + start, 16)
+    else:
+        return pointer + start
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsefw.optim.fused import elementwise
 from sparsefw.optim.fused.tables import Addresses, Pieces, all_aligned, chunk_cut, integers, pieces_of
+from sparsefw.optim.health import largest_norm
 from sparsefw.optim.weights import State, state_buffer
 
 CHUNK = 8192
@@ -58,10 +59,15 @@ class Network:
             self._partial,
             BLOCK=block,
         )
-        # Momentum sums up to 1 / (1 - 0.9) gradients, and its squared norm must not overflow either: leave room.
-        limit = torch.finfo(torch.float32).max ** 0.5 / 64
         elementwise.sfw_verdict[(len(self.params),)](
-            self._partial, self._first, self._count, limit, self.bad, self._tally, self.norms, BLOCK=256
+            self._partial,
+            self._first,
+            self._count,
+            largest_norm(torch.float32),
+            self.bad,
+            self._tally,
+            self.norms,
+            BLOCK=256,
         )
 
     def rate(self, value: float | Tensor) -> Tensor:
