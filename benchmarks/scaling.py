@@ -30,7 +30,7 @@ from torch import nn
 from optimizer import captured, measure
 from sparsefw import SFW, constrain
 from sparsefw.environment import device_name, environment
-from sparsefw.report.canvas import DPI, GRID, INK, LARGE, MUTED, NORMAL, SMALL, TEXT, apart, looks
+from sparsefw.report.canvas import DPI, INK, LARGE, MUTED, NORMAL, SMALL, TEXT, apart, looks, plain_frame
 from throughput import RESULTS, slug
 
 KINDS = ("filters", "weights", "rank")
@@ -148,13 +148,7 @@ def _dress(axes: Axes, panel: Panel, limits: tuple[float, float], first: bool) -
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(MUTED)
-    axes.grid(axis="y", color=GRID, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="both", which="both", labelsize=SMALL, labelcolor=MUTED, color=MUTED, length=0, pad=5)
-    axes.tick_params(axis="x", which="major", length=3.5)
+    plain_frame(axes)
     axes.tick_params(axis="y", labelleft=first)
     axes.set_xlabel(panel.x_label, size=NORMAL, color=INK, labelpad=6)
     axes.set_title(panel.title, size=NORMAL, color=INK, loc="left", pad=10)

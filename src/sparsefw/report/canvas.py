@@ -204,8 +204,8 @@ def _draw(axes: Axes, lines: Sequence[Line]) -> None:
     axes.set_yticks(range(step * math.ceil(bottom / step), top + 1, step))
 
 
-def _dress(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.patch.set_visible(False)
+def plain_frame(axes: Axes) -> None:
+    """A line below, faint lines across, and nothing else around what is drawn."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
@@ -213,6 +213,11 @@ def _dress(axes: Axes, x_label: str, y_label: str) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(axis="both", which="both", labelsize=SMALL, labelcolor=MUTED, color=MUTED, length=0, pad=5)
     axes.tick_params(axis="x", which="major", length=3.5)
+
+
+def _dress(axes: Axes, x_label: str, y_label: str) -> None:
+    axes.patch.set_visible(False)
+    plain_frame(axes)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_xlabel(x_label, size=NORMAL, color=INK, labelpad=6, parse_math=False)
     axes.annotate(

@@ -25,6 +25,15 @@ def rule_number(rule: Rescale) -> int | None:
 
 
 @triton.jit
+def piece(tensors, starts, lengths, s, ALIGNED: tl.constexpr):
+    """(tensor, start, length) of piece s."""
+    length = tl.load(lengths + s)
+    if ALIGNED:
+        length = tl.multiple_of(length, 4)
+    return tl.load(tensors + s), tl.load(starts + s), length
+
+
+@triton.jit
 def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
     """Pointer to entry `start` of a tensor. ALIGNED promises multiples of 16 bytes, so that loads are wide."""
     pointer = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))

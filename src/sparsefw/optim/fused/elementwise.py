@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import entries
+from sparsefw.optim.fused.common import entries, piece
 
 BLOCK = 1024
 
@@ -31,10 +31,8 @@ def sfw_squares(gradients, tensors, starts, lengths, aligned, bad, partial, BLOC
 
 @triton.jit
 def _squares(gradients, tensors, starts, lengths, s, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    g = entries(gradients, tl.load(tensors + s), tl.load(starts + s), ALIGNED)
-    length = tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
+    g = entries(gradients, tensor, start, ALIGNED)
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, length, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -69,38 +67,12 @@ def sfw_sgd(
         s = tl.program_id(0)
         if s < aligned:
             _sgd(
-                gradients,
-                momenta,
-                weights,
-                tensors,
-                starts,
-                lengths,
-                s,
-                lr,
-                rho,
-                decay,
-                MOMENTUM,
-                NESTEROV,
-                True,
-                BLOCK,
-            )
+                gradients, momenta, weights, tensors, starts, lengths, s, lr, rho, decay, MOMENTUM, NESTEROV, True, BLOCK,
+            )  # fmt: skip
         else:
             _sgd(
-                gradients,
-                momenta,
-                weights,
-                tensors,
-                starts,
-                lengths,
-                s,
-                lr,
-                rho,
-                decay,
-                MOMENTUM,
-                NESTEROV,
-                False,
-                BLOCK,
-            )
+                gradients, momenta, weights, tensors, starts, lengths, s, lr, rho, decay, MOMENTUM, NESTEROV, False, BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -108,9 +80,7 @@ def _sgd(
     gradients, momenta, weights, tensors, starts, lengths, s, lr, rho, decay,
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     g, w = entries(gradients, tensor, start, ALIGNED), entries(weights, tensor, start, ALIGNED)
     rate = tl.load(lr)
     for begin in range(0, length, BLOCK):
@@ -172,9 +142,7 @@ def _momentum(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     g = entries(gradients, tensor, start, ALIGNED)
     at = entries(momenta, tensor, tl.load(own_starts + s), ALIGNED)
     w = entries(weights, tensor, start, ALIGNED)
@@ -223,9 +191,7 @@ def _move(
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     w = entries(weights, tensor, start, ALIGNED)
     kept, towards = tl.load(decay + tl.load(blocks + tensor)), tl.load(factor + s)
     for begin in range(0, length, BLOCK):

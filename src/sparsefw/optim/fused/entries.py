@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import entries, settle
+from sparsefw.optim.fused.common import entries, piece, settle
 
 BLOCK = 4096
 COUNTS = 256 + 4096 + 2048
@@ -64,9 +64,7 @@ def _entry_momentum(
     gradients, momenta, tensors, starts, lengths, s, blocks, bad, rho, figures, counts,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
     live = i < length
     at = entries(momenta, tensor, start, ALIGNED) + i
@@ -98,9 +96,7 @@ def _count(
     momenta, tensors, starts, lengths, s, blocks, threshold, counts,
     PASS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
     bits = _bits(tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0))
     b = tl.load(blocks + tensor)
@@ -129,9 +125,7 @@ def _weigh(
     momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
     m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0)
     theta = tl.load(entries(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
@@ -213,9 +207,7 @@ def _move(
     momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    tensor, start, length = tl.load(tensors + s), tl.load(starts + s), tl.load(lengths + s)
-    if ALIGNED:
-        length = tl.multiple_of(length, 4)
+    tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
     live = i < length
     b = tl.load(blocks + tensor)
