@@ -19,6 +19,8 @@ from sparsefw import geometry as geo
 from sparsefw.data import load_digits
 from sparsefw.optim import Diameter, fused
 
+tables = pytest.importorskip("sparsefw.optim.fused.tables")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 STEPS = 7
@@ -168,14 +170,16 @@ def test_exactly_k_rows_on_ties():
     assert int(p.detach().norm(dim=1).gt(0).sum()) == 9
 
 
-def test_the_kth_largest_is_found_among_neighbours_in_the_last_bit():
-    """Magnitudes that differ in the last of 31 bits: three passes must look at all of them."""
-    bits = torch.full((3000,), 0x3F800000, dtype=torch.int32) + torch.arange(3000, dtype=torch.int32)
-    values = bits.view(torch.float32)[torch.randperm(3000, generator=torch.Generator().manual_seed(0))]
+@pytest.mark.parametrize("apart", [1, 2791, 400_000], ids=["last bits", "all of one exponent", "many exponents"])
+def test_the_kth_largest_is_found_whatever_digit_decides(apart):
+    """3,000 magnitudes whose 31 bits differ by so much from one to the next: three passes must look at all of them."""
+    bits = torch.full((3000,), 0x3F800000, dtype=torch.int32) - 1500 * apart * (apart > 2791)
+    values = (bits + apart * torch.arange(3000, dtype=torch.int32)).view(torch.float32)
+    values = values[torch.randperm(3000, generator=torch.Generator().manual_seed(0))]
     ((p,), _), _ = both(
-        [(3000,)], lambda ps: [{"params": ps, "region": ENTRIES(41, 1.0)}], lambda *_: values, steps=1, lr=1e9
+        [(3000,)], lambda ps: [{"params": ps, "region": ENTRIES(941, 1.0)}], lambda *_: values, steps=1, lr=1e9
     )
-    assert set(p.detach().nonzero().flatten().tolist()) == set(values.topk(41).indices.tolist())
+    assert set(p.detach().nonzero().flatten().tolist()) == set(values.topk(941).indices.tolist())
 
 
 @pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
@@ -264,6 +268,16 @@ def test_gradients_may_lie_elsewhere_in_every_step():
         optimizer.step()
         plain.step()
     assert_equal(runs)
+
+
+def test_addresses_are_written_again_once_a_graph_has_its_own():
+    """A replay writes those that were captured, so what was written before is no longer there."""
+    addresses = tables.Addresses(1, torch.device(DEVICE), fleeting=True)
+    addresses.update([16])
+    addresses._captured = True
+    addresses.table.fill_(64)  # as a replay would
+    addresses.update([16])
+    assert int(addresses.table[0]) == 16
 
 
 def stepped(optimizer, params, seed):
