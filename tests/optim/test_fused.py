@@ -170,7 +170,7 @@ def test_exactly_k_rows_on_ties():
     assert int(p.detach().norm(dim=1).gt(0).sum()) == 9
 
 
-@pytest.mark.parametrize("apart", [1, 2791, 400_000], ids=["last bits", "all of one exponent", "many exponents"])
+@pytest.mark.parametrize("apart", [1, 2791, 100_000], ids=["last bits", "all of one exponent", "many exponents"])
 def test_the_kth_largest_is_found_whatever_digit_decides(apart):
     """3,000 magnitudes whose 31 bits differ by so much from one to the next: three passes must look at all of them."""
     bits = torch.full((3000,), 0x3F800000, dtype=torch.int32) - 1500 * apart * (apart > 2791)
