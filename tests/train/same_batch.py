@@ -5,18 +5,22 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch import distributed
 
+from sparsefw.data.batches import Share
 from sparsefw.methods import Batch, SparseFW
 from sparsefw.models import build
-from sparsefw.train.engine import Engine, join_processes
+from sparsefw.train.engine import Engine, processes
 from sparsefw.train.step import Step
 from sparsefw.train.tasks import Classification
 from train.harness import settings
 
 
 def main(out: str) -> None:
-    share = join_processes("cpu")
+    with processes("cpu") as share:
+        steps(out, share)
+
+
+def steps(out: str, share: Share) -> None:
     torch.manual_seed(0)
     model = build("resnet_digits", width=8)
     method = SparseFW(kind="filters", k=0.5)
@@ -28,8 +32,6 @@ def main(out: str) -> None:
         step(Batch(torch.randn(16, 1, 8, 8, generator=draw), torch.randint(10, (16,), generator=draw)))
     if share.rank == 0:
         torch.save(model.state_dict(), out)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,12 +107,21 @@ def join_processes(device: str) -> Share:
 
 @contextmanager
 def processes(device: str) -> Iterator[Share]:
-    """This process's place in the job, which is left in the end: gloo's threads abort a process that ends with them at work."""
+    """This process's place in the job, which is left in the end: gloo's threads abort a process that ends with them at work.
+
+    Whoever lets go of the group last ends its threads. A wrapped network must not be the one: it waits for them and keeps
+    Python's lock, for which they may wait themselves. So networks are let go before, those of an error's frames too.
+    """
     joined_before = distributed.is_initialized()
     try:
         yield join_processes(device)
+    except BaseException as error:
+        if distributed.is_initialized() and not joined_before:
+            traceback.clear_frames(error.__traceback__)
+        raise
     finally:
         if distributed.is_initialized() and not joined_before:
+            gc.collect()
             distributed.destroy_process_group()
 
 
