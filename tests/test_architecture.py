@@ -19,7 +19,7 @@ ALLOWED = {
     "models": {"words"},
     "compression": {"geometry", "models", "environment", "layer_types", "durable", "words"},
     "data": {"typed", "durable", "words"},
-    "methods": {"geometry", "optim", "compression", "data", "typed", "words"},
+    "methods": {"geometry", "optim", "compression", "data", "layer_types", "typed", "words"},
     "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable", "words"},
     "report": {"environment", "durable"},  # run folders only
 }

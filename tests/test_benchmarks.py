@@ -53,7 +53,7 @@ def test_without_a_gpu_the_table_has_no_memory():
 
 def test_what_bench_answers_can_be_rendered():
     found = rates("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"]).record
-    assert "| rank k=0.1 |" in rendered(found, found)
+    assert "| SparseFW rank k=0.1 |" in rendered(found, found)
 
 
 def test_the_work_of_a_step_by_hand():

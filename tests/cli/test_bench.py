@@ -15,7 +15,6 @@ from data.written import write
 from sparsefw.cli import app, bench
 from sparsefw.cli.bench import ROWS, Measured, chosen_rows, rates
 from sparsefw.data import DATASETS
-from sparsefw.methods import NUC
 from sparsefw.train import load_recipe
 
 SMALL = ("model.arguments.width=4",)
@@ -34,11 +33,11 @@ def sparsefw(*arguments: str | Path) -> str:
 
 def test_every_row_is_compared_with_sgd():
     answer = json.loads(sparsefw("bench", "train", "--seconds", 0.05, "--set", *SMALL, "--json"))
-    assert list(answer["rows"]) == list(ROWS)
+    assert list(answer["rows"]) == ["sgd", "nuc-svd", "filters", "weights", "rank-0.1", "rank-0.3"]
     assert answer["rows"]["sgd"]["share"] == 1
-    assert [row["label"] for row in answer["rows"].values()] == [
-        *("SGD", "filters k=0.3", "weights k=0.1", "rank k=0.1", "rank k=0.3", "NUC (full SVD)")
-    ]
+    labels = {key: row["label"] for key, row in answer["rows"].items()}
+    assert labels["filters"] == "SparseFW filters k=0.2"
+    assert labels["nuc-svd"] == "NUC (full SVD)"
     for row in answer["rows"].values():
         assert row["images_per_second"] == pytest.approx(64e3 / row["milliseconds"])
         assert row["share"] == pytest.approx(row["images_per_second"] / answer["rows"]["sgd"]["images_per_second"])
@@ -50,9 +49,10 @@ def test_every_row_is_compared_with_sgd():
 
 
 def test_the_rows_that_are_asked_for_and_always_sgd():
-    assert chosen_rows(None) == list(ROWS)
-    assert chosen_rows("nuc, filters") == ["sgd", "filters", "nuc"]
-    text = sparsefw("bench", "train", "digits-resnet", "--rows", "nuc", "--seconds", 0.01, "--set", *SMALL)
+    assert set(chosen_rows(None)) == {"sgd", "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd"}
+    assert chosen_rows("all") == list(ROWS)
+    assert chosen_rows("nuc, filters") == ["sgd", "nuc", "filters"]
+    text = sparsefw("bench", "train", "digits-resnet", "--rows", "nuc-svd", "--seconds", 0.01, "--set", *SMALL)
     assert "NUC (full SVD)" in text
     assert "images of 1 x 8 x 8, those of the data set" in text
     assert "filters" not in text
@@ -70,7 +70,7 @@ def test_data_path_alone():
 )
 @pytest.mark.parametrize("key", ROWS)
 def test_without_data_images_like_the_recipes_are_made_up(stem, key):
-    config, recipe = bench.row_config(stem, ROWS[key], None, ()), load_recipe(f"{stem}-{ROWS[key].variant}")
+    config, recipe = bench.row_config(stem, ROWS[key], None, ()), load_recipe(f"{stem}-sgd")
     info, like = DATASETS[recipe.data.name], config.data.noise
     assert (like.shape, like.classes) == (info.shape, info.classes)
     assert (config.data.batch_size, config.data.augment) == (recipe.data.batch_size, recipe.data.augment)
@@ -79,7 +79,8 @@ def test_without_data_images_like_the_recipes_are_made_up(stem, key):
     assert like.images * math.prod(like.shape) <= 1e9  # bytes
     assert config.model == recipe.model
     assert config.train.epochs * like.images / config.data.batch_size >= 3000  # compiled, as the whole set would be
-    assert isinstance(config.method, NUC) if key == "nuc" else config.method.name == recipe.method.name
+    assert type(config.method) is ROWS[key].method
+    assert config.method.model_dump().items() >= ROWS[key].settings.items()
 
 
 def test_made_up_images_are_said_to_be():
@@ -143,7 +144,7 @@ def test_the_table_by_hand(monkeypatch):
         ]
     )
     monkeypatch.setattr(bench, "_measured", lambda *_: next(answers))
-    found = rates("digits-resnet", None, 1.0, (), ["sgd", "filters", "nuc"])
+    found = rates("digits-resnet", None, 1.0, (), ["sgd", "filters", "nuc-svd"])
     sgd, filters, nuc = found.record["rows"].values()
     assert sgd["milliseconds"] == pytest.approx(11)
     assert sgd["spread"] == pytest.approx([9 / 11, 12 / 11])
@@ -153,6 +154,16 @@ def test_the_table_by_hand(monkeypatch):
     assert filters["spread"] == pytest.approx([20 / 22, 1.5])
     lines = found.text.splitlines()
     assert lines[0] == f"digits-resnet on {graph}"
-    assert lines[4].split() == ["filters", "k=0.3", "2,909", "0.500", "22.00", "0.909..1.500", "600", "1.50"]
+    assert lines[4].split() == [
+        "SparseFW",
+        "filters",
+        "k=0.2",
+        "2,909",
+        "0.500",
+        "22.00",
+        "0.909..1.500",
+        "600",
+        "1.50",
+    ]
     assert "+20.0%" in found.text
     assert lines[-1] == f"NUC (full SVD) ran on {plain}"

@@ -50,11 +50,8 @@ class TestEveryMethod:
     def test_takes_steps_that_lower_the_loss(self, name):
         net, method = small(), method_from({"name": name})
         step = step_of(net, method, 4, settings={"lr": 0.03})
-        losses = []
-        for i in range(20):
-            losses.append(float(step(batch())[0]))
-            method.after_step(net, i + 1, 20)
-        method.after_epoch(net, 0, 1)
+        losses = [float(step(batch())[0]) for _ in range(20)]
+        method.after_epoch(net, step.optimizer, 1, 1)
         assert losses[-1] < losses[0]
 
     def test_refuses_a_setting_it_does_not_have(self, name):
@@ -126,10 +123,10 @@ class Toy(Method):
     def optimizer(self, model, settings, report):
         return SGD().optimizer(model, settings, report)
 
-    def after_step(self, model, step, steps):
-        self.calls.append(("step", step, steps))
+    def after_step(self, model, optimizer):
+        self.calls.append(("step", round(optimizer.param_groups[0]["lr"], 3)))
 
-    def after_epoch(self, model, epoch, epochs):
+    def after_epoch(self, model, optimizer, epoch, epochs):
         self.calls.append(("epoch", epoch, epochs))
 
 
@@ -149,8 +146,11 @@ class Twice(Toy):
 
 
 class Penalised(Toy):
-    def penalty(self, model) -> Tensor | None:
-        return 3 * sum(p.square().sum() for p in model.parameters()) / 2
+    """The gradient of 3/2 ||theta||^2 is three times the weights."""
+
+    def adjust(self, model) -> None:
+        for p in model.parameters():
+            p.grad.add_(p.detach(), alpha=3)
 
 
 def gradient(net: nn.Module, data: Batch) -> list[Tensor]:
@@ -177,7 +177,6 @@ def test_a_method_may_look_twice():
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_penalty_is_in_the_gradient_once_however_many_parts_a_batch_has_and_not_in_the_reported_loss(accumulate):
-    """Its gradient is three times the weights."""
     expected = [g + 3 * p.detach() for g, p in zip(gradient(small(), batch()), small().parameters(), strict=True)]
     torch.testing.assert_close(taken(Penalised(), accumulate=accumulate), expected, rtol=1e-4, atol=1e-6)
     plain, penalised = (step_of(small(), method, 4)(batch())[0] for method in (SGD(), Penalised()))
@@ -185,21 +184,21 @@ def test_the_penalty_is_in_the_gradient_once_however_many_parts_a_batch_has_and_
 
 
 def test_only_what_a_method_writes_itself_counts_as_overridden():
-    assert Penalised().overrides("penalty")
-    assert not Twice().overrides("penalty")
+    assert Penalised().overrides("adjust")
+    assert not Twice().overrides("adjust")
     assert not SGD().overrides("after_step")
 
 
 def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
-    """Two epochs of three batches of 400 out of 1400 images: steps count from one, epochs from zero."""
+    """Two epochs of three batches of 400 out of 1400 images, at rates that fall to zero; epochs count from one."""
     monkeypatch.setitem(METHODS, "toy", Toy)
     monkeypatch.setattr(Toy, "calls", [])
     changes = ["method.name=toy", "train.epochs=2", "data.batch_size=400", "data.validation=0", "engine.device=cpu"]
     fit(load_recipe("digits-resnet-sgd", [*changes, "model.arguments.width=4"]), tmp_path / "run", quiet=True)
     expected = [
-        *(("step", i, 6) for i in (1, 2, 3)),
-        ("epoch", 0, 2),
-        *(("step", i, 6) for i in (4, 5, 6)),
+        *(("step", round(0.1 * i / 6, 3)) for i in (6, 5, 4)),
         ("epoch", 1, 2),
+        *(("step", round(0.1 * i / 6, 3)) for i in (3, 2, 1)),
+        ("epoch", 2, 2),
     ]
     assert Toy.calls == expected

@@ -59,12 +59,8 @@ def test_tables_are_merged_key_by_key(tmp_path):
 def test_a_method_of_another_name_does_not_inherit_settings_and_one_of_the_same_name_does(tmp_path):
     path = own(tmp_path)
     assert load_recipe(path, ["method.name=sgd"]).method.model_dump() == {"name": "sgd"}
-    assert load_recipe(path, ["method.k=3"]).method.model_dump() == {
-        "name": "sparsefw",
-        "kind": "rank",
-        "k": 3,
-        "w": None,
-    }
+    kept = load_recipe(path, ["method.k=3"]).method
+    assert (kept.name, kept.kind, kept.k, kept.w) == ("sparsefw", "rank", 3, None)
     assert load_recipe(path, ["method.name=sparsefw", "method.k=3"]).method.kind == "rank"
 
 
@@ -212,7 +208,7 @@ def test_a_key_that_stands_twice_is_an_error(tmp_path):
 )
 def test_numbers_are_what_people_mean(text, value):
     """YAML would read 5e-4 as a text and 2:4 as 124, to the base of 60."""
-    assert recipes._read(f"value: {text}", "own.yaml") == {"value": value}
+    assert recipes.read_yaml(f"value: {text}", "own.yaml") == {"value": value}
     assert recipes._change(f"a.b={text}") == {"a": {"b": value}}
     assert type(recipes._change(f"a={text}")["a"]) is type(value)
 

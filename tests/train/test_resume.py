@@ -140,10 +140,11 @@ def test_with_a_damaged_newest_checkpoint_the_one_before_leads_to_the_same_end(r
 def test_with_all_checkpoints_damaged_it_starts_again_and_says_so(reference, tmp_path):
     folder = tmp_path / "run"
     assert killed("rank", folder, reached(folder, 24))
-    for file in (folder / "checkpoints").glob("step-*"):
+    files = list((folder / "checkpoints").glob("step-*"))
+    for file in files:
         file.write_bytes(b"")
     said = trained(words("rank", folder))
-    assert said.count("is damaged") == 2
+    assert said.count("is damaged") == len(files) in (2, 3)  # three where the kill came before the oldest was removed
     assert "no whole checkpoint is left: starting again" in said
     assert "going on" not in said
     assert_same_run(folder, reference("rank"))

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from sparsefw.cli.small import Outcome
 from sparsefw.data.locate import VARIABLE
 from sparsefw.data.noise import Noise
 from sparsefw.environment import environment
-from sparsefw.methods import Batch, SparseFW
+from sparsefw.methods import METHODS, SGD, Batch, Method
 from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
 from sparsefw.train.engine import COMPILED_STEPS
@@ -36,21 +36,31 @@ MADE_UP_BYTES, MADE_UP_BATCHES = 2**27, 4  # of made-up images, where that is mo
 
 
 class Row(NamedTuple):
-    """A row of the table: a variant of the recipe, with other settings."""
+    """A row of the table: the recipe's sgd variant, trained by a form of a method."""
 
-    label: str
-    variant: str
-    changes: tuple[str, ...] = ()
+    method: type[Method]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.method.model_fields["name"].default)
+
+    @property
+    def label(self) -> str:
+        words = {"svd": "(full SVD)", "k": f"k={self.settings.get('k')}"}
+        return " ".join([self.method.title, *(words.get(key, str(value)) for key, value in self.settings.items())])
+
+    @property
+    def changes(self) -> list[str]:
+        return [f"method.{key}={value}" for key, value in {"name": self.name, **self.settings}.items()]
 
 
 ROWS = {
-    "sgd": Row("SGD", "sgd"),
-    "filters": Row("filters", "filters"),
-    "weights": Row("weights", "weights"),
-    "rank-0.1": Row("rank", "rank", ("method.k=0.1",)),
-    "rank-0.3": Row("rank", "rank", ("method.k=0.3",)),
-    "nuc": Row("NUC (full SVD)", "sgd", ("method.name=nuc",)),
+    form or str(method.model_fields["name"].default): Row(method, settings)
+    for method in sorted(METHODS.values(), key=lambda method: method is not SGD)  # which comes first
+    for form, settings in method.forms.items()
 }
+USUAL = ("sgd", "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd")
 
 
 class Measured(NamedTuple):
@@ -63,15 +73,17 @@ class Measured(NamedTuple):
 
 def chosen_rows(text: str | None) -> list[str]:
     """ "filters,nuc" as keys of ROWS, in their order; SGD is always among them, since all others are compared with it."""
-    wanted = list(ROWS) if text is None else [name.strip() for name in text.split(",")]
+    wanted = (
+        list(USUAL) if text is None else list(ROWS) if text == "all" else [name.strip() for name in text.split(",")]
+    )
     for name in wanted:
         if name not in ROWS:
-            raise ConfigError(f"--rows {name!r}{did_you_mean(name, ROWS)}; there are {', '.join(ROWS)}")
+            raise ConfigError(f"--rows {name!r}{did_you_mean(name, ROWS)}; there are all, {', '.join(ROWS)}")
     return [name for name in ROWS if name in wanted or name == "sgd"]
 
 
 def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str]) -> Outcome:
-    """Images per second and memory of a recipe's variants and of NUC, as shares of SGD's."""
+    """Images per second and memory of methods, as shares of SGD's."""
     if f"{stem}-sgd" not in recipe_names():
         raise ConfigError(
             f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
@@ -80,7 +92,7 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], 
     found: dict[str, list[Measured]] = {key: [] for key in rows}
     for key in [*rows, "sgd"]:  # twice: a machine that slows down or speeds up meanwhile is noticed
         found[key].append(_measured(configs[key], data, seconds))
-        say(f"{stem}, {_label(key, configs[key])}: {1e3 * statistics.median(found[key][-1].seconds):.2f} ms/step")
+        say(f"{stem}, {ROWS[key].label}: {1e3 * statistics.median(found[key][-1].seconds):.2f} ms/step")
     table = {key: _row(key, configs[key], found[key]) for key in rows}
     for row in table.values():
         row["share"] = row["images_per_second"] / table["sgd"]["images_per_second"]
@@ -104,7 +116,7 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], 
 
 def row_config(stem: str, row: Row, data: Path | None, changes: Sequence[str]) -> RunConfig:
     """The training that a row measures; on made-up images where no data are given."""
-    config = load_recipe(f"{stem}-{row.variant}", [*row.changes, *changes])
+    config = load_recipe(f"{stem}-sgd", [*row.changes, *changes])
     info = config.data.info()
     if info.make is not None or data is not None or os.environ.get(VARIABLE):
         return config
@@ -127,16 +139,12 @@ def _shape(config: RunConfig) -> tuple[int, int, int]:
     return (channels, *(config.data.size or (height, width)))
 
 
-def _label(key: str, config: RunConfig) -> str:
-    method = config.method
-    return f"{ROWS[key].label} k={method.k}" if isinstance(method, SparseFW) and method.k else ROWS[key].label
-
-
 def _row(key: str, config: RunConfig, found: Sequence[Measured]) -> dict[str, Any]:
     times = [second for one in found for second in one.seconds]
     median = statistics.median(times)
     return {
-        "label": _label(key, config),
+        "label": ROWS[key].label,
+        "looks": config.method.looks,
         "method": config.method.model_dump(),
         "engine": found[0].engine,
         "images_per_second": config.data.batch_size / median,
@@ -168,6 +176,23 @@ def _text(record: dict[str, Any]) -> str:
     )
     lines += [f"{row['label']} ran on {row['engine']}" for row in rows.values() if row["engine"] != record["engine"]]
     return "\n".join(lines)
+
+
+def costs_text(record: dict[str, Any]) -> str:
+    """The same measurements as what a step costs, in steps of SGD."""
+    rows = record["rows"].items()
+    width = max(len(row["label"]) for _, row in rows)
+    return "\n".join(
+        [
+            f"{record['recipe']} on {record['engine']}",
+            f"{'':{width}}  cost of a step, SGD's = 1",
+            *(
+                f"{row['label']:{width}}  {1 / row['share']:8.2f}{'   looks twice' * (row['looks'] == 2)}"
+                for _, row in rows
+            ),
+            f"SGD at the end against SGD at the start: {record['drift']:+.1%}",
+        ]
+    )
 
 
 def _measured(config: RunConfig, data: Path | None, seconds: float) -> Measured:

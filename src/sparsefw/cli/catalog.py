@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from importlib import resources
+from typing import Any
 
 from sparsefw.words import did_you_mean
 
@@ -31,9 +34,21 @@ def _datasets() -> dict[str, str]:
 
 
 def _methods() -> dict[str, str]:
+    """What each prepares for the removal of, what a step costs (from the cheapest to the dearest of its forms), and its paper."""
     from sparsefw.methods import METHODS
 
-    return {name: f"{method.title}: {_first_line(method)} [{method.paper}]" for name, method in METHODS.items()}
+    rows, order = measured_costs()["rows"], ("any", "filters", "rank", "weights")
+    found = {}
+    for name, method in sorted(METHODS.items(), key=lambda item: order.index(item[1].removes)):
+        costs = sorted(1 / rows[form or name]["share"] for form in method.forms)
+        cost = "-".join(dict.fromkeys(f"{cost:.1f}" for cost in (costs[0], costs[-1])))
+        found[name] = f"{method.removes:7}  {cost + 'x':8}  {method.title}: {_first_line(method)} [{method.paper}]"
+    return found
+
+
+def measured_costs() -> dict[str, Any]:
+    """What `sparsefw bench methods --json` printed, on the machine that it names."""
+    return dict(json.loads((resources.files("sparsefw") / "methods" / "costs.json").read_text()))
 
 
 def _regions() -> dict[str, str]:
@@ -50,6 +65,18 @@ def _recipes() -> dict[str, str]:
     return recipe_names()
 
 
+def _grids() -> dict[str, str]:
+    from sparsefw.train.grids import grid_names
+
+    return grid_names()
+
+
+def _rows() -> dict[str, str]:
+    from sparsefw.cli.bench import ROWS
+
+    return {name: row.label for name, row in ROWS.items()}
+
+
 def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]
 
@@ -60,4 +87,6 @@ CATALOGS: dict[str, Callable[[], dict[str, str]]] = {
     "methods": _methods,
     "regions": _regions,
     "recipes": _recipes,
+    "grids": _grids,
+    "rows": _rows,
 }

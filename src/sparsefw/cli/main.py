@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sparsefw.cli.benches import bench
 from sparsefw.cli.output import (
     DataOption,
     DeviceOption,
@@ -85,6 +86,42 @@ def train(
     text = f"{config.name}: {metric} {', '.join(figures)}; {found['images_per_second']:,.0f} images/s\n{folder}"
     trust = " --trust" if is_own_code(config.model.name) else ""
     return result({"run": folder, **found}, json, f"{text}: next, `sparsefw curve {folder}{trust}`")
+
+
+@app.command()
+@verb
+def retrain(
+    run: RunArgument,
+    weights: Annotated[float, typer.Option(help="Fraction of the weights to set to 0.")],
+    epochs: Annotated[int, typer.Option(help="Epochs of each phase.")],
+    schedule: Annotated[str, typer.Option(help="ft, lrw, slr, clr or llr.")] = "llr",
+    phases: Annotated[int, typer.Option(help="1: one shot; more: prune and retrain that often.")] = 1,
+    weight_decay: Annotated[float | None, typer.Option(help="Default: that of the run.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; default: RUN-retrained.")] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Magnitude pruning with retraining: a rival, which trains again after compression. Killed, the same command goes on.
+
+    sparsefw retrain runs/cifar10-resnet18-sgd-seed0 --weights 0.95 --epochs 10
+
+    sparsefw retrain RUN --weights 0.95 --epochs 10 --phases 3 --schedule lrw
+    """
+    from sparsefw.train.retrain import retrain as prune_and_retrain
+
+    folder = run.with_name(f"{run.name}-retrained") if out is None else out
+    how = dict(ratio=weights, epochs=epochs, schedule=schedule, phases=phases, weight_decay=weight_decay)
+    found = prune_and_retrain(run, folder, **how, data=data, quiet=quiet)  # type: ignore[arg-type]
+    metric = found[-1].result["metric"]
+    lines = [
+        f"{phase.folder}: {phase.zeros:.2%} of the weights are 0, retrained for {epochs} epochs ({schedule}); {metric} "
+        + ", ".join(
+            f"{split} {phase.result[split][metric]:.2f}" for split in ("validation", "test") if phase.result[split]
+        )
+        for phase in found
+    ]
+    result([phase._asdict() for phase in found], json, "\n".join(lines))
 
 
 @app.command()
@@ -198,73 +235,26 @@ def report(
 @app.command("list")
 @verb
 def list_(
-    what: Annotated[str, typer.Argument(help="models, datasets, methods, regions or recipes.")],
+    what: Annotated[str, typer.Argument(help="models, datasets, methods, regions, recipes, grids or rows (of bench).")],
     json: JsonOption = False,
 ) -> None:
     """What there is.
 
     sparsefw list recipes
     """
-    from sparsefw.cli.catalog import catalog
+    from sparsefw.cli.catalog import catalog, measured_costs
 
     rows = catalog(what)
+    if what == "methods":
+        where = measured_costs()
+        say(
+            f"x: what a step costs in steps of SGD, {where['recipe']} on {where['engine']}, {where['date']}; yours: bench methods"
+        )
     width = max(map(len, rows), default=0)
     result(rows, json, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
 
 
-bench = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 app.add_typer(bench, name="bench")
-
-
-@bench.command("train")
-@verb
-def bench_train(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe without its variant, such as cifar10-resnet18.")
-    ] = "digits-resnet",
-    rows: Annotated[
-        str | None,
-        typer.Option(help="Of sgd,filters,weights,rank-0.1,rank-0.3,nuc; SGD is always measured. Default: all."),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(help="How long each row is measured, after its warm-up; three steps at least.")
-    ] = 5.0,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="As for train; default: $SPARSEFW_DATA, and without it made-up images.", show_default=False),
-    ] = None,
-    set_: SetOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Training speed and memory by SparseFW, and by its rival NUC, beside plain SGD's, all in one run.
-
-    sparsefw bench train digits-resnet
-
-    sparsefw bench train cifar10-resnet18 --rows rank-0.1,nuc
-    """
-    from sparsefw.cli.bench import chosen_rows, rates
-
-    found = rates(recipe, data, seconds, set_ or (), chosen_rows(rows))
-    result(found.record, json, found.text)
-
-
-@bench.command("data")
-@verb
-def bench_data(
-    recipe: Annotated[str, typer.Argument(help="A recipe.")] = "digits-resnet-sgd",
-    seconds: Annotated[float, typer.Option(help="How long.")] = 5.0,
-    data: DataOption = None,
-    set_: SetOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Images per second that a recipe's data path delivers to the device, augmented, without a network.
-
-    sparsefw bench data digits-resnet-sgd
-    """
-    from sparsefw.cli.bench import data_rate
-
-    found = data_rate(recipe, data, seconds, set_ or ())
-    result(found.record, json, found.text)
 
 
 @app.callback(invoke_without_command=True)

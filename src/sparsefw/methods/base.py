@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from sparsefw.data.batches import Batch
+from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
 from sparsefw.typed import ConfigError, Section, parse
 from sparsefw.words import did_you_mean
 
-# Forward, loss and backward on one batch: gradients are added to .grad, sums of metrics come back.
-Backward = Callable[[Batch], Tensor]
+
+class Backward(Protocol):
+    """Forward, loss and backward on a batch: gradients, times `scale`, are added to .grad; sums of metrics come back."""
+
+    @property
+    def scale(self) -> float | Tensor: ...
+
+    def __call__(self, batch: Batch) -> Tensor: ...
 
 
 class OptimizerSettings(NamedTuple):
@@ -27,10 +33,10 @@ class OptimizerSettings(NamedTuple):
     rest: str
     rest_lr: float
     steps: int
+    example: Tensor | None = None  # a batch such as the network gets, for methods that follow it through
 
-    def make(self, groups: Any) -> SFW:
-        return SFW(
-            groups,
+    def make(self, groups: Any, **changes: Any) -> SFW:
+        usual = dict(
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -38,44 +44,63 @@ class OptimizerSettings(NamedTuple):
             rest=self.rest,
             rest_lr=self.rest_lr,
         )
+        return SFW(groups, **{**usual, **changes})
 
 
-class Method(Section, ABC):
+class Method(Section):
     """A training method, which is its own typed configuration. The hooks, in the order in which a run calls them:
 
     optimizer     once: the optimizer for the model's parameters
-    gradients     every step, for every part of its batch: add gradients to .grad. One forward-backward here; methods that
-                  look twice override it
-    penalty       every step, inside the loss: a term to add to it, or None
-    after_step    when the weights have moved
-    after_epoch   when an epoch has ended, after its last step
+    gradients     every step: add gradients to .grad. One look at the batch here; methods that look twice override it
+    adjust        every step, when .grad is complete: mean over the batch, unscaled. Add what a penalty adds, or mask
+    after_step    every step, when the weights have moved, before they are averaged. Learning rates may be tensors
+    after_epoch   when an epoch has ended, after its last step, and before the weights are evaluated
 
-    captured says whether a step may be captured in a CUDA graph: nothing in gradients and penalty waits for the device.
+    gradients, adjust and after_step are part of the step that is captured in a CUDA graph: they do the same in every step and
+    never wait for the device. `uncapturable` says why a method cannot. What changes with the epoch belongs into after_epoch.
+
+    title, paper  for tables
+    removes       what it prepares a network for the removal of: "filters", "rank", "weights", or "any"
+    looks         how often a step looks at its batch: those that do so twice cost twice as much
+    forms         its rows in `sparsefw bench train`: a name, and the settings
+    averages      False: an average of its weights (train.ema) has not what they have, so it is refused
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
-    captured: ClassVar[bool] = True
+    removes: ClassVar[str] = "any"
+    looks: ClassVar[int] = 1
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    averages: ClassVar[bool] = True
 
     name: str
 
-    @abstractmethod
-    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW: ...
+    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
+        """Here SGD (or AdamW) on all that is trained. A network without what the method looks at is refused before it is."""
+        if self.removes != "any":
+            layers_of(model, self.removes)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return settings.make([{"params": trained, "region": None}])
 
     def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
         return backward(batch)
 
-    def penalty(self, model: nn.Module) -> Tensor | None:
+    def adjust(self, model: nn.Module) -> None:
         return None
 
-    def after_step(self, model: nn.Module, step: int, steps: int) -> None:
+    def after_step(self, model: nn.Module, optimizer: SFW) -> None:
         return None
 
-    def after_epoch(self, model: nn.Module, epoch: int, epochs: int) -> None:
+    def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
+        """`epoch` counts from 1: it is `epochs` after the last one."""
+
+    @property
+    def uncapturable(self) -> str | None:
+        """Why steps cannot be captured in a CUDA graph, in a few words; None where they can."""
         return None
 
     def overrides(self, hook: str) -> bool:
-        """Whether this method does something in `hook`, so that the engine need not ask in every step."""
+        """Whether this method does something in `hook`."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
 

@@ -15,7 +15,7 @@ from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.layer_types import NORMALISATION
 from sparsefw.optim.radius import default_w, initial_norm
-from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name
+from sparsefw.optim.rules import GAUGES, KINDS, Candidate, Make, Rule, find, kind_name
 from sparsefw.optim.table import table
 
 
@@ -52,6 +52,7 @@ def constrain(
     k: int | float | None = None,
     w: float | None = None,
     steps: int | None = None,
+    gauge: str = "k-support",
     report: Callable[[str], Any] | None = print,
 ) -> ParamGroups:
     """Param groups for SFW: the parameters that `what` names get regions, all others are left to SGD (or AdamW).
@@ -60,6 +61,7 @@ def constrain(
               "N:M" such as "2:4" (blocks along the input channels), a region constructor, or a list of Rules
     k         how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction
     w         size of the regions in units of the layers' default initialisation; default: what a training of `steps` needs
+    gauge     "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount
     report    called once with a table of what got which region; None for silence
 
     The model is not changed. (SFW itself pulls weights that start outside of their region onto its boundary.)
@@ -68,9 +70,9 @@ def constrain(
         raise ValueError(f"constrain needs a torch.nn.Module, got {type(model).__name__}")
     if w is not None and steps is not None:
         raise ValueError("w and steps both say how large the regions are; give one")
-    rules, uses_w = _rules(what, k), w
+    rules, uses_w = _rules(what, k, gauge), w
     if steps is not None:
-        uses_w = default_w(steps, _is_normalised(model))
+        uses_w = default_w(steps, is_normalised(model))
     rules = [rule if rule.kind is None or rule.radius or rule.w else replace(rule, w=uses_w) for rule in rules]
     rules = [rule if rule.k is not None or not rule.takes_k else replace(rule, k=k) for rule in rules]
     groups, rows = _groups(find(model, rules))
@@ -85,9 +87,11 @@ def constrain(
     return result
 
 
-def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None) -> list[Rule]:
+def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None, gauge: str) -> list[Rule]:
     if isinstance(what, (str, Ball)) or callable(what):
-        return [Rule(kind=what, k=k)]
+        return [Rule(kind=what, k=k, gauge=gauge)]
+    if gauge != "k-support":
+        raise ValueError(f"gauge={gauge!r} belongs to a word such as 'weights'; rules have their own")
     rules: list[Any] = [what] if isinstance(what, Rule) else list(what) if isinstance(what, Sequence) else []
     if not rules or not all(isinstance(rule, Rule) for rule in rules):
         words = ", ".join(KINDS)
@@ -97,7 +101,7 @@ def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None) -> l
     return rules
 
 
-def _is_normalised(model: nn.Module) -> bool:
+def is_normalised(model: nn.Module) -> bool:
     return any(isinstance(module, NORMALISATION) for module in model.modules())
 
 
@@ -109,7 +113,7 @@ def _groups(candidates: Sequence[Candidate]) -> tuple[list[dict[str, Any]], list
     described: dict[Tensor, Row] = {}
     for c in candidates:
         rule = c.rule
-        reason = "" if rule is None or rule.kind is None else _unfit(rule, c)
+        reason = "" if rule is None or rule.kind is None else unfit(rule, c)
         if rule is None or rule.kind is None or reason:
             rest.append(c)
             described[c.parameter] = _row(c, None, (), reason)
@@ -132,7 +136,7 @@ def _groups(candidates: Sequence[Candidate]) -> tuple[list[dict[str, Any]], list
     return groups, [described[c.parameter] for c in candidates]
 
 
-def _unfit(rule: Rule, candidate: Candidate) -> str:
+def unfit(rule: Rule, candidate: Candidate) -> str:
     """Why a word's region makes no sense on this layer although its type fits; empty where it does."""
     module, kind = candidate.found.module, rule.kind
     if isinstance(kind, str) and candidate.transposed and getattr(module, "groups", 1) > 1:
@@ -167,7 +171,7 @@ def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], w
     if isinstance(rule.kind, str) and ":" in rule.kind:
         n, m = map(int, rule.kind.split(":"))
         return NMBall(n, m, axis=0 if members[0].transposed else 1)
-    make: Make = KINDS[rule.kind].make if isinstance(rule.kind, str) else rule.kind  # type: ignore[assignment]
+    make = _maker(rule)
     needs = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name != "k"]
     if needs:
         raise ValueError(
@@ -179,6 +183,13 @@ def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], w
     if not isinstance(unit, Ball):
         raise ValueError(f"{where}: {kind_name(make)} makes no ball around 0, so it cannot constrain a weight")
     return make(k=_count(rule.k, unit.view.count(shape), where)) if rule.takes_k else unit  # type: ignore[arg-type]
+
+
+def _maker(rule: Rule) -> Make:
+    if not isinstance(rule.kind, str):
+        return rule.kind  # type: ignore[return-value]
+    view, gauge = KINDS[rule.kind].view, GAUGES[rule.gauge]
+    return lambda k: Ball(view, gauge(k))
 
 
 def _count(k: int | float, count: int, where: str) -> int:

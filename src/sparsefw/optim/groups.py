@@ -54,6 +54,8 @@ def check_group(group: Group, names: list[str]) -> None:
     _check_hyperparameters(group)
     if region is None:
         return
+    if group["score_momentum"] and not (isinstance(region.view, Groups) and region.view.rows):
+        raise ValueError(f"score_momentum={group['score_momentum']} is for regions that choose rows, not for {region}")
     if group["axes"] is not None and not group["coupled"] and not isinstance(region.view, (Groups, Spectrum)):
         raise ValueError(f"axes says where groups or rows are, but {region} has neither")
     for block, label in zip(blocks_of(group), [" + ".join(names)] if group["coupled"] else names, strict=True):
@@ -79,11 +81,13 @@ def _check_hyperparameters(group: Group) -> None:
         raise TypeError(f"rescale must be one of {', '.join(r + '()' for r in RESCALES)}, got {group['rescale']!r}")
     if group["rest"] not in ("sgd", "adamw"):
         raise ValueError(f"rest must be 'sgd' or 'adamw', got {group['rest']!r}")
-    for key in ("lr", "momentum", "dampening", "weight_decay", "adam_eps"):
+    for key in ("lr", "momentum", "dampening", "weight_decay", "adam_eps", "score_momentum"):
         value = group[key]
         number = isinstance(value, (int, float)) or (key == "lr" and isinstance(value, Tensor) and value.numel() == 1)
         if not (number and 0 <= value < float("inf")):
             raise ValueError(f"{key} must be a finite number of at least 0, got {value!r}")
+    if not group["score_momentum"] < 1:
+        raise ValueError(f"score_momentum must be below 1, got {group['score_momentum']!r}")
     if not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in group["adam_betas"]):
         raise ValueError(f"adam_betas must be two numbers in [0, 1), got {group['adam_betas']!r}")
     if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsefw.geometry.gauges import Gauge, divide
 from sparsefw.optim.rescale import Lengths, Rescale, step_size
+from sparsefw.optim.scores import only_best
 
 Tensors = list[Tensor]
 
@@ -109,12 +110,15 @@ def dense_update(
     return step
 
 
-def rows_update(theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, gauge: Gauge, setting: Setting) -> Step:
+def rows_update(
+    theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, scores: Tensor | None, gauge: Gauge, setting: Setting
+) -> Step:
     """The same for row groups, without ever building the vertex: it is a few rows of m, rescaled, and zero elsewhere.
 
-    theta and m are matrices (n, f) here, `norms` (b, n) the row norms of m over all tensors of a block.
+    theta and m are matrices (n, f) here, `norms` (b, n) the row norms of m over all tensors of a block. The rows are those of
+    the largest norms, or of the largest scores (b, n).
     """
-    unit = gauge.maximizer(norms)
+    unit = gauge.maximizer(norms if scores is None else only_best(norms, scores, gauge.support(norms.shape[-1])))
     rows = unit.topk(gauge.support(norms.shape[-1]), dim=-1, sorted=False).indices  # (b, k)
     scale = -setting.radius * divide(unit.gather(-1, rows), norms.gather(-1, rows))
     picks = rows.unbind()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparsefw.optim.fused.plan import Plan
 
 # What a plan is made for; the numbers of a group, such as its learning rate, it reads anew every time.
-_PLANNED = ("region", "rest", "rescale", "dampening")
+_PLANNED = ("region", "rest", "rescale", "dampening", "score_momentum")
 
 
 class Planner:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sparsefw.geometry import Ball, GroupKSupportBall, KSupportBall, SpectralKSupportBall
+from sparsefw.geometry import Ball, Elements, Gauge, Groups, KSparse, KSupport, Spectrum, View
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.words import did_you_mean
 
@@ -21,23 +21,25 @@ Make = Callable[..., Ball]
 
 @dataclass(frozen=True)
 class Kind:
-    """A word for a region and the layers it is meant for."""
+    """A word for a view, half of a region, and the layers it is meant for."""
 
-    make: Make
+    view: View
     types: tuple[type[nn.Module], ...]
 
 
 KINDS: dict[str, Kind] = {
-    "filters": Kind(GroupKSupportBall, (*CONVOLUTIONS, *TRANSPOSED)),
-    "rank": Kind(SpectralKSupportBall, (*CONVOLUTIONS, *TRANSPOSED)),
-    "weights": Kind(KSupportBall, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)),
-    "neurons": Kind(GroupKSupportBall, (nn.Linear,)),
+    "filters": Kind(Groups(), (*CONVOLUTIONS, *TRANSPOSED)),
+    "rank": Kind(Spectrum(), (*CONVOLUTIONS, *TRANSPOSED)),
+    "weights": Kind(Elements(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)),
+    "neurons": Kind(Groups(), (nn.Linear,)),
 }
+# The other half: k-support lets what it chooses grow in proportion to its gradient, k-sparse all by the same amount.
+GAUGES: dict[str, Callable[[int], Gauge]] = {"k-support": KSupport, "k-sparse": KSparse}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Parameters whose name matches the glob, of modules of the given types, get a region.
+    """Parameters whose name matches the glob, or one of several, of modules of the given types, get a region.
 
     kind      "filters", "rank", "weights", "neurons", "N:M" such as "2:4": the weights of such layers; or a function that
               makes a region from k, or from nothing, such as SpectralKSparse or `lambda: LpBall(2)`; or None for no region
@@ -45,18 +47,24 @@ class Rule:
     w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; or `radius` sets it directly
     types     module types; default: those that the kind's word means, or any
     coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
+    gauge     "k-support" or "k-sparse", of a word's region
     """
 
-    match: str = "*"
+    match: str | tuple[str, ...] = "*"
     kind: str | Make | None = None
     k: int | float | None = None
     w: float | None = None
     radius: float | None = None
     types: tuple[type[nn.Module], ...] | None = None
     coupled: bool = False
+    gauge: str = "k-support"
 
     def __post_init__(self) -> None:
         where = f"rule {self.match!r}"
+        if self.gauge not in GAUGES:
+            raise ValueError(f"{where}: gauge={self.gauge!r}: there are {', '.join(GAUGES)}")
+        if self.gauge != "k-support" and (not isinstance(self.kind, str) or ":" in self.kind):
+            raise ValueError(f"{where}: {kind_name(self.kind)} has its own gauge")
         if self.kind is None and (self.k, self.w, self.radius) != (None, None, None):
             raise ValueError(f"{where}: has no kind, so its k, w or radius would have no effect")
         if self.w is not None and self.radius is not None:
@@ -72,6 +80,10 @@ class Rule:
         for name, value in (("w", self.w), ("radius", self.radius)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{where}: {name} must be a positive, finite number, got {value!r}")
+
+    def matches(self, name: str) -> bool:
+        patterns = (self.match,) if isinstance(self.match, str) else self.match
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     @property
     def takes_k(self) -> bool:
@@ -128,7 +140,7 @@ def find(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
     if not candidates:
         raise ValueError("the model has no trainable parameter")
     for rule in rules:
-        named = [(c, alias) for c in candidates for alias in c.aliases if fnmatch.fnmatchcase(alias.name, rule.match)]
+        named = [(c, alias) for c in candidates for alias in c.aliases if rule.matches(alias.name)]
         fitting = [(c, alias) for c, alias in named if _fits(alias, rule)]
         if not fitting:
             raise ValueError(_nothing_matches(rule, candidates))
@@ -166,9 +178,9 @@ def kind_name(kind: Any) -> str:
 
 def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
     names = [alias.name for c in candidates for alias in c.aliases]
-    by_name = [name for name in names if fnmatch.fnmatchcase(name, rule.match)]
+    by_name = [name for name in names if rule.matches(name)]
     if by_name:
         types = rule.types if rule.types is not None else _types(rule.kind)
         wanted = " or ".join(t.__name__ for t in types or ())
         return f"rule {rule.match!r}: none of {', '.join(by_name[:3])}{' ...' * (len(by_name) > 3)} is the weight of a {wanted}"
-    return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(rule.match, names)}"
+    return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(str(rule.match), names)}"

@@ -29,6 +29,7 @@ from sparsefw.optim.health import Health, NonFiniteGradientError
 from sparsefw.optim.planner import Planner
 from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.rest import rest_step
+from sparsefw.optim.scores import averaged
 from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
 from sparsefw.optim.weights import working_weight, write_back
 
@@ -41,6 +42,7 @@ class SFW(torch.optim.Optimizer):
         coupled        True: all tensors of the group form ONE block, with `axes` their group axes (default 0 each)
         lr, momentum, dampening   as in torch.optim.SGD; with the default rule a step has SGD's length lr ||m||
         rescale        how lr becomes a step size: Gradient() (the paper's), FastGradient(), Diameter(), Unscaled()
+        score_momentum   filters are chosen by their momenta's norms averaged over steps with this decay (scores.py); 0: not
         rest           "sgd" or "adamw", for groups without a region, with
         weight_decay, nesterov, adam_betas, adam_eps; `rest_lr` is the default learning rate of these groups
 
@@ -69,6 +71,7 @@ class SFW(torch.optim.Optimizer):
         nesterov: bool = False,
         adam_betas: tuple[float, float] = (0.9, 0.999),
         adam_eps: float = 1e-8,
+        score_momentum: float = 0.0,
         on_nonfinite: str = "raise",
         check_every: int = 100,
         fused: bool | None = None,
@@ -82,7 +85,8 @@ class SFW(torch.optim.Optimizer):
         self._prepare()
         defaults = dict(
             lr=lr, momentum=momentum, dampening=dampening, rescale=rescale, rest=rest, weight_decay=weight_decay,
-            nesterov=nesterov, adam_betas=adam_betas, adam_eps=adam_eps, region=None, coupled=False, axes=None,
+            nesterov=nesterov, adam_betas=adam_betas, adam_eps=adam_eps, score_momentum=score_momentum,
+            region=None, coupled=False, axes=None,
         )  # fmt: skip
         super().__init__(params, defaults)
 
@@ -210,9 +214,12 @@ class SFW(torch.optim.Optimizer):
         setting = kernels.Setting(group["lr"], group["rescale"], region.radius, diameter, batch, fine)
         if stack.by_rows:
             rows = [stack.layout.rows(block) for block in theta]
-            norms = region.view.magnitudes(momentum)
-            step = kernels.rows_update(rows, stack.row_buffers[where], norms, region.gauge, setting)
+            norms, rho = region.view.magnitudes(momentum), group["score_momentum"]
+            scores = averaged([block[0] for block in stack.states[where]], norms, rho, fine) if rho else None
+            step = kernels.rows_update(rows, stack.row_buffers[where], norms, scores, region.gauge, setting)
         else:
+            if group["score_momentum"]:
+                raise ValueError(f"score_momentum needs rows that lie together in memory: {stack.layout.shape} do not")
             length = torch.linalg.vector_norm(momentum.flatten(1), dim=-1)
             vertex = run.vertex(region, fine)
             step = kernels.dense_update(

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsefw.report.read import Run
 
-SPELLED = {"sgd": "SGD", "sparsefw": "SparseFW", "nuc": "NUC"}
+SPELLED = {
+    "sgd": "SGD", "sparsefw": "SparseFW", "ssl": "SSL", "glt": "GLT", "abfp": "ABFP", "sfp": "SFP", "nuc": "NUC",
+    "svdenergy": "SVDEnergy", "fr": "FR", "trp": "TRP", "scion": "Scion", "sam": "SAM", "cram": "CrAM+", "masked": "retrained",
+}  # fmt: skip
+TOLD = ("k", "w", "strength", "threshold", "rho")  # settings that a name tells
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 
@@ -21,7 +25,7 @@ def own_name(config: Mapping[str, Any]) -> str:
     name = str(method["name"])
     words = [SPELLED.get(name, name)]
     words += [str(method["kind"])] if method.get("kind") else []
-    words += [f"{key}={shown(method[key])}" for key in ("k", "w", "strength") if method.get(key) is not None]
+    words += [f"{key}={shown(method[key])}" for key in TOLD if method.get(key) is not None]
     return " ".join(words)
 
 

@@ -125,6 +125,14 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _average(self) -> Self:
+        if self.train.ema is not None and not self.method.averages:
+            raise ValueError(
+                f"train.ema does not go with method.name={self.method.name}: an average of its weights is not what they are"
+            )
+        return self
+
     def plain(self) -> dict[str, Any]:
         """As YAML and JSON keep it."""
         return self.model_dump(mode="json")

@@ -91,7 +91,8 @@ def _hindrance(config: RunConfig, on_gpu: bool, world: int, precision: torch.dty
         return "one process"
     if precision == torch.float16:
         return "a precision other than fp16"
-    return None if config.method.captured else f"another method: steps of {config.method.name} wait for the device"
+    reason = config.method.uncapturable
+    return None if reason is None else f"another method than {config.method.name}: {reason}"
 
 
 def join_processes(device: str) -> Share:

@@ -160,13 +160,12 @@ def train(training: Training, watcher: Watcher) -> None:
             lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
             t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
             t.step += 1
-            method.after_step(t.model, t.step, t.steps)
             if t.step % t.steps_per_epoch:  # what the end of an epoch does belongs to its last step
                 watcher.stepped(t, lr)
         synchronise(t.engine.device)
         t.clock.stop()
         t.optimizer.check_finite()
-        method.after_epoch(t.model, epoch, config.train.epochs)
+        method.after_epoch(t.model, t.optimizer, epoch + 1, config.train.epochs)
         watcher.epoch_ended(t, lr, epoch_figures(t))
 
 

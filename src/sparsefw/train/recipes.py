@@ -26,7 +26,9 @@ def recipe_names() -> dict[str, str]:
     found = {}
     for file in sorted(SHIPPED.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".yaml"):
-            for name, values in _variants(_read(file.read_text(), file.name), file.name.removesuffix(".yaml")).items():
+            for name, values in _variants(
+                read_yaml(file.read_text(), file.name), file.name.removesuffix(".yaml")
+            ).items():
                 found[name] = f"{values.get('about', '')}; {_in_words(values['method'])}"
     return found
 
@@ -37,7 +39,7 @@ def _in_words(method: dict[str, Any]) -> str:
     return " ".join([method["name"], *([method["kind"]] if "kind" in method else []), *settings])
 
 
-def load_recipe(name: str, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
+def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
     """The configuration of a shipped recipe or of a YAML file, with `changes` such as "train.epochs=5" applied."""
     values = _values(name)
     values.pop("about", None)
@@ -51,7 +53,7 @@ def load_recipe(name: str, changes: Sequence[str] = (), **fields: Any) -> RunCon
 
 def read_config(path: Path) -> RunConfig:
     """The configuration that a run folder keeps."""
-    return parse(RunConfig, _read(path.read_text(), str(path)), str(path))
+    return parse(RunConfig, read_yaml(path.read_text(), str(path)), str(path))
 
 
 def write_config(config: RunConfig) -> str:
@@ -63,14 +65,14 @@ def _values(name: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ConfigError(f"recipe {name}: there is no such file")
-        variants = _variants(_read(path.read_text(), name), path.stem)
+        variants = _variants(read_yaml(path.read_text(), name), path.stem)
         if len(variants) > 1:
             raise ConfigError(f"recipe {name} has the variants {', '.join(variants)}: a file of your own must have one")
         return next(iter(variants.values()))
     for file in SHIPPED.iterdir():
         stem = file.name.removesuffix(".yaml")
         if file.name.endswith(".yaml") and (name == stem or name.startswith(f"{stem}-")):
-            variants = _variants(_read(file.read_text(), file.name), stem)
+            variants = _variants(read_yaml(file.read_text(), file.name), stem)
             if name in variants:
                 return variants[name]
     known = recipe_names()
@@ -79,7 +81,7 @@ def _values(name: str) -> dict[str, Any]:
     )
 
 
-def _read(text: str, where: str) -> dict[str, Any]:
+def read_yaml(text: str, where: str) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

@@ -94,7 +94,14 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     optimizer = config.method.optimizer(
         model,
         OptimizerSettings(
-            settings.lr, settings.momentum, settings.weight_decay, settings.nesterov, settings.rest, rest_lr, steps
+            settings.lr,
+            settings.momentum,
+            settings.weight_decay,
+            settings.nesterov,
+            settings.rest,
+            rest_lr,
+            steps,
+            example=torch.zeros((2, *data.shape), device=engine.device),
         ),
         regions.append,
     )

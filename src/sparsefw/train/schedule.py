@@ -16,17 +16,23 @@ class Schedule(Section):
     kind          "linear" to zero (the paper's), "cosine" to zero, "step": times `factor` at each of `milestones`, "constant"
     milestones    fractions of the training
     warmup        epochs in which the rate first grows linearly from zero; what follows has the rest of the training
+    begin         the fraction of the schedule that is left out: training starts in the middle of it
+    floor         where "linear" and "cosine" end, instead of at zero
     """
 
     kind: Literal["linear", "cosine", "step", "constant"] = "linear"
     milestones: tuple[float, ...] = (0.5, 0.75)
     factor: float = Field(default=0.1, gt=0, lt=1)
     warmup: float = Field(default=0.0, ge=0)
+    begin: float = Field(default=0.0, ge=0, lt=1)
+    floor: float = Field(default=0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if any(not 0 < m < 1 for m in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"milestones={list(self.milestones)}: must be fractions between 0 and 1, in rising order")
+        if self.floor and self.kind not in ("linear", "cosine"):
+            raise ValueError(f"floor: only schedules of kind 'linear' and 'cosine' have it, this one is {self.kind!r}")
         idle = {"milestones", "factor"} & self.model_fields_set if self.kind != "step" else set()
         if idle and any(getattr(self, name) != type(self).model_fields[name].default for name in idle):
             raise ValueError(f"{sorted(idle)[0]}: only a schedule of kind 'step' has it, this one is {self.kind!r}")
@@ -37,11 +43,11 @@ class Schedule(Section):
         warm = min(round(self.warmup * steps_per_epoch), steps)
         if step < warm:
             return (step + 1) / (warm + 1)  # neither a step of length zero nor the full rate twice
-        done = (step - warm) / max(1, steps - warm)
+        done = self.begin + (1 - self.begin) * (step - warm) / max(1, steps - warm)
         if self.kind == "linear":
-            return 1 - done
+            return self.floor + (1 - self.floor) * (1 - done)
         if self.kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * done))
+            return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
         if self.kind == "step":
             return self.factor ** sum(done >= m for m in self.milestones)
         return 1.0

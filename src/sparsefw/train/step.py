@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class Step:
         self.optimizer, self.scaler, self.average = optimizer, scaler, average
         self._whole = self._parallel(model)
         self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
-        self._penalised = method.overrides("penalty")
+        self._adjusts = method.overrides("adjust")
 
     def _parallel(self, model: nn.Module) -> nn.Module:
         if self.engine.share.world == 1:
@@ -46,31 +47,50 @@ class Step:
 
     def __call__(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
-        parts = self.engine.accumulate
-        pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
-        for i, (inputs, targets) in enumerate(pieces):
-            with self._unsynchronised(i < parts - 1), tried_convolutions():
-                sums = sums + self.method.gradients(self.model, Batch(inputs, targets), self._backward)
+        with tried_convolutions():
+            sums = self.method.gradients(self.model, batch, Look(self))
+        if self._adjusts:
+            self.scaler.unscale_(self.optimizer)
+            self.method.adjust(self.model)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.method.after_step(self.model, self.optimizer)
         if self.average is not None:
             self.average.update()
         return sums
 
-    def _backward(self, batch: Batch) -> Tensor:
-        with self.engine.autocast():
-            output = self.net(batch.inputs)
-        loss = total = self.task.loss(output, batch.targets)
-        if self._penalised and (penalty := self.method.penalty(self.model)) is not None:
-            total = loss + penalty
-        self.scaler.scale(total / self.engine.accumulate).backward()
-        return self.task.sums(output, batch.targets, loss)
+    def backward(self, batch: Batch) -> Tensor:
+        """Gradients of the mean loss over a batch, in parts where it does not fit into memory; averaged over the processes."""
+        parts = self.engine.accumulate
+        sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
+        pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
+        for i, (inputs, targets) in enumerate(pieces):
+            with self._unsynchronised(i < parts - 1):
+                with self.engine.autocast():
+                    output = self.net(inputs)
+                loss = self.task.loss(output, targets)
+                self.scaler.scale(loss / parts).backward()
+            sums += self.task.sums(output, targets, loss)
+        return sums
 
     def _unsynchronised(self, more_to_come: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients of all but the last part of a batch wait to be averaged over the processes."""
         parallel = isinstance(self._whole, nn.parallel.DistributedDataParallel)
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
+
+
+class Look:
+    """A method's way to gradients: called with a batch, it adds them to .grad, times `scale`."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self._step.backward(batch)
+
+    @property
+    def scale(self) -> float | Tensor:
+        return self._step.scaler.scale(torch.ones((), device=self._step.engine.device))
 
 
 @contextlib.contextmanager
@@ -85,16 +105,24 @@ def tried_convolutions() -> Iterator[None]:
 
 
 class CapturedStep:
-    """The same step, replayed as one CUDA graph: no launch of single kernels, which small networks otherwise wait for."""
+    """The same step, replayed as one CUDA graph: no launch of single kernels, which small networks otherwise wait for.
+
+    A graph does what was captured: where a method gives the optimizer other regions, a new one is captured.
+    """
 
     def __init__(self, step: Step) -> None:
         self._step, self._done = step, 0
         self._graph = torch.cuda.CUDAGraph()
         self._side = torch.cuda.Stream()
+        self._regions: list[Any] = []
         self._inputs: Batch
         self._sums: Tensor
 
     def __call__(self, batch: Batch) -> Tensor:
+        regions = [group["region"] for group in self._step.optimizer.param_groups]
+        if any(a is not b for a, b in zip(regions, self._regions, strict=False)):
+            self._done, self._graph = 0, torch.cuda.CUDAGraph()
+        self._regions = regions
         self._done += 1
         if self._done <= EAGER_STEPS:
             return self._aside(batch)

@@ -94,7 +94,7 @@ def plan_for(
     bundles: dict[tuple[Any, ...], list[Member]] = {}
     sizes: Counter[tuple[Any, ...]] = Counter()
     for index, group in enumerate(groups):
-        if group["dampening"]:
+        if group["dampening"] or group["score_momentum"]:
             continue
         if group["region"] is None and group["rest"] == "sgd":
             found = [p for p in group["params"] if p.grad is not None]

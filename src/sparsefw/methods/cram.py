@@ -1,0 +1,123 @@
+"""CrAM: the gradient where the network will be after compression.
+
+Peste, Vladu, Kurtic, Lampert, Alistarh: CrAM: A Compression-Aware Minimizer, ICLR 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, distributed, nn
+
+from sparsefw.geometry.subspace import svd
+from sparsefw.methods.base import Backward, Batch, Method, OptimizerSettings, register
+from sparsefw.methods.layers import Layers, layers_of
+from sparsefw.methods.looks import elsewhere, gradients_of
+from sparsefw.optim import SFW
+
+
+@register
+class CrAM(Method):
+    """SGD with the gradient at C(theta + rho g), g the gradient at theta, which `plus` (CrAM+) adds to it.
+
+    C removes a ratio, drawn anew in every step from `ratios`. kind says of what: "weights", the smallest of all layers together
+    (published); "filters", those of smallest L1 norm in every layer; "rank", the smallest singular values in every layer. The
+    gradient there counts for what C left: it is multiplied by the mask, or projected onto the left singular vectors that stayed.
+    """
+
+    title: ClassVar[str] = "CrAM+"
+    paper: ClassVar[str] = "Peste, Vladu, Kurtic, Lampert, Alistarh: ICLR 2023, arXiv:2207.14200"
+    looks: ClassVar[int] = 2
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        f"cram-{kind}": {"kind": kind} for kind in ("filters", "rank", "weights")
+    }
+
+    name: Literal["cram"] = "cram"
+    kind: Literal["weights", "filters", "rank"] = "weights"
+    ratios: tuple[float, ...] = (0.5, 0.7, 0.9)
+    rho: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    plus: bool = True
+
+    @model_validator(mode="after")
+    def _fractions(self) -> Self:
+        if not self.ratios or any(not 0 <= ratio < 1 for ratio in self.ratios):
+            raise ValueError(f"ratios={list(self.ratios)}: must be in [0, 1), at least one")
+        return self
+
+    @property
+    def uncapturable(self) -> str | None:
+        return "an SVD waits for the device" if self.kind == "rank" else None
+
+    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
+        layers_of(model, self.kind)  # refused where there are none
+        return super().optimizer(model, settings, report)
+
+    def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
+        sums = backward(batch)
+        g = gradients_of(model)
+        with elsewhere(model) as parameters:
+            with torch.no_grad():
+                torch._foreach_add_(parameters, torch._foreach_mul(g, self.rho / backward.scale))
+            restrictions = self._compress(model)
+            backward(batch)
+            with torch.no_grad():
+                for layers, restrict in restrictions:
+                    layers.change_gradients(restrict)
+                if self.plus:
+                    torch._foreach_add_(gradients_of(model), g)
+        return sums
+
+    @torch.no_grad()
+    def _compress(self, model: nn.Module) -> list[Restriction]:
+        """Compress the weights in place. What comes back restricts gradients to what was left."""
+        stacks = layers_of(model, self.kind)
+        weights = [layers.weights() for layers in stacks]
+        ratio = _drawn(self.ratios, weights[0].device)
+        if self.kind == "rank":
+            left = [_low_rank(matrices, ratio) for matrices in weights]
+        elif self.kind == "filters":
+            left = [_masked(matrices, _largest(matrices.abs().sum(-1), ratio).unsqueeze(-1)) for matrices in weights]
+        else:
+            mask = _largest(torch.cat([matrices.abs().flatten() for matrices in weights]), ratio)
+            masks = mask.split([matrices.numel() for matrices in weights])
+            left = [_masked(matrices, part.view_as(matrices)) for matrices, part in zip(weights, masks, strict=True)]
+        for layers, (compressed, _) in zip(stacks, left, strict=True):
+            layers.write(compressed)
+        return [(layers, restrict) for layers, (_, restrict) in zip(stacks, left, strict=True)]
+
+
+Change = Callable[[Tensor], Tensor]
+Restriction = tuple[Layers, Change]
+
+
+def _masked(weights: Tensor, mask: Tensor) -> tuple[Tensor, Change]:
+    return weights * mask, lambda gradient: gradient * mask
+
+
+def _low_rank(weights: Tensor, ratio: Tensor) -> tuple[Tensor, Change]:
+    U, s, Vh = svd(weights)
+    U = U * _largest(s, ratio).unsqueeze(-2)
+    return (U * s.unsqueeze(-2)) @ Vh, lambda gradient: U @ (U.mT @ gradient)
+
+
+def _drawn(ratios: tuple[float, ...], device: torch.device) -> Tensor:
+    """One of them, on the device, where a captured step draws anew whenever it is replayed; the same in all processes."""
+    which = torch.randint(len(ratios), (), device=device)
+    if distributed.is_initialized():
+        distributed.broadcast(which, 0)
+    return torch.tensor(ratios, dtype=torch.float64, device=device)[which]
+
+
+def _largest(magnitudes: Tensor, ratio: Tensor) -> Tensor:
+    """1 for the largest along the last axis, 0 for floor(ratio * count) others, exactly so many on ties; at least one stays."""
+    count = magnitudes.shape[-1]
+    removed = (ratio * count + 1e-9).floor().clamp(max=count - 1)
+    if not magnitudes.is_cuda:  # the host may look, and need not sort
+        largest = magnitudes.topk(count - int(removed), dim=-1, sorted=False).indices
+        return torch.zeros_like(magnitudes).scatter_(-1, largest, 1.0)
+    order = magnitudes.argsort(dim=-1, stable=True)
+    kept = (torch.arange(count, device=magnitudes.device) >= removed).to(magnitudes.dtype)
+    return torch.zeros_like(magnitudes).scatter_(-1, order, kept.expand_as(magnitudes))

@@ -1,0 +1,55 @@
+"""GLT: SGD, followed by the proximal step of a (sparse) group lasso on the filters.
+
+Alvarez, Salzmann: Learning the Number of Neurons in Deep Networks, NeurIPS 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from sparsefw.geometry.cuts import soft_cut
+from sparsefw.geometry.views import Elements, Groups
+from sparsefw.methods.base import Method, register
+from sparsefw.methods.layers import layers_of
+from sparsefw.optim import SFW
+
+
+@register
+class GLT(Method):
+    """W <- argmin_Y 1/2 ||Y - W||^2 + lr r(Y) after every step (or epoch) of SGD on the loss alone, where
+
+        r(W) = strength * sum over layers of [ (1 - lasso) sqrt(P) sum_j ||W_j||_2 + lasso ||W||_1 ],
+
+    W_j the filters and P their number of weights. Solved by a soft cut of the weights, then one of the filters' norms.
+    """
+
+    title: ClassVar[str] = "GLT"
+    paper: ClassVar[str] = "Alvarez, Salzmann: NeurIPS 2016, arXiv:1611.06321"
+    removes: ClassVar[str] = "filters"
+
+    name: Literal["glt"] = "glt"
+    strength: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
+    lasso: float = Field(default=0.0, ge=0, le=1)
+    every: Literal["step", "epoch"] = "step"
+
+    def after_step(self, model: nn.Module, optimizer: SFW) -> None:
+        if self.every == "step":
+            self._cut(model, optimizer.param_groups[0]["lr"])
+
+    def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
+        if self.every == "epoch":
+            self._cut(model, optimizer.param_groups[0]["lr"])
+
+    @torch.no_grad()
+    def _cut(self, model: nn.Module, lr: float | Tensor) -> None:
+        for layers in layers_of(model, "filters") if self.strength else ():
+            weights = layers.weights()
+            if self.lasso:
+                weights = soft_cut(Elements(), weights, lr * self.lasso * self.strength)
+            group = (1 - self.lasso) * self.strength * math.sqrt(weights[0, 0].numel())
+            layers.write(soft_cut(Groups(), weights, lr * group))

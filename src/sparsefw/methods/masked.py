@@ -1,0 +1,44 @@
+"""Masked: what is zero when training starts stays zero. The retraining half of iterative magnitude pruning (train/retrain.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.methods.base import Method, OptimizerSettings, register
+from sparsefw.methods.layers import layers_of
+from sparsefw.optim import SFW
+
+
+@register
+class Masked(Method):
+    """SGD on the weights of convolutions and linear layers that are not 0 at the start: the gradients of the others are 0.
+
+    Their momenta and decays are then 0, too. It starts from the compressed network of a run (model.weights), and is outside of
+    "train once, never retrain": reports say so.
+    """
+
+    title: ClassVar[str] = "retrained"
+    paper: ClassVar[str] = "Han, Pool, Tran, Dally: NeurIPS 2015, arXiv:1506.02626; Renda, Frankle, Carbin: ICLR 2020"
+    removes: ClassVar[str] = "weights"
+
+    name: Literal["masked"] = "masked"
+
+    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
+        # From the weights at the start, which a resumed run reads again before its checkpoint: a mask needs no state.
+        found = [p for layers in layers_of(model, "weights") for p in layers.parameters]
+        _MASKS[model] = [(p, (p.detach() != 0).to(p.dtype)) for p in found]
+        return super().optimizer(model, settings, report)
+
+    @torch.no_grad()
+    def adjust(self, model: nn.Module) -> None:
+        for p, mask in _MASKS[model]:
+            if p.grad is not None:
+                p.grad.mul_(mask)
+
+
+_MASKS: WeakKeyDictionary[nn.Module, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()

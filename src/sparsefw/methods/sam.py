@@ -1,0 +1,38 @@
+"""SAM: the gradient where the loss is worst nearby.
+
+Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from sparsefw.geometry.gauges import divide
+from sparsefw.methods.base import Backward, Batch, Method, register
+from sparsefw.methods.looks import elsewhere, gradients_of
+
+
+@register
+class SAM(Method):
+    """SGD with the gradient at theta + rho g / ||g||, g the gradient at theta, its norm over all parameters."""
+
+    title: ClassVar[str] = "SAM"
+    paper: ClassVar[str] = "Foret, Kleiner, Mobahi, Neyshabur: ICLR 2021, arXiv:2010.01412"
+    looks: ClassVar[int] = 2
+
+    name: Literal["sam"] = "sam"
+    rho: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+
+    def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
+        sums = backward(batch)
+        g = gradients_of(model)  # times the scale of the loss, which cancels
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g)))
+        with elsewhere(model) as parameters:
+            with torch.no_grad():
+                torch._foreach_add_(parameters, torch._foreach_mul(g, divide(self.rho, norm)))
+            backward(batch)
+        return sums

@@ -1,0 +1,38 @@
+"""Scion: Frank-Wolfe on spectral balls, the constrained relative of Muon. All directions grow alike: the contrary of low rank.
+
+Pethick, Xie, Antonakopoulos, Zhu, Silveti-Falls, Cevher: Training Deep Learning Models with Norm-Constrained LMOs, ICML 2025;
+Jordan et al.: Muon, 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from sparsefw.geometry import SpectralBall
+from sparsefw.methods.base import Method, OptimizerSettings, register
+from sparsefw.optim import SFW, Diameter, Rule, constrain
+from sparsefw.optim.rules import KINDS
+
+
+@register
+class Scion(Method):
+    """theta <- (1 - eta) theta + eta v with v = argmin over ||V||_2 <= radius of <V, m> = -radius U V^T, m = U S V^T.
+
+    On convolutions, seen as matrices; eta = lr / diameter, the same in every step whatever the gradient's length, as in Muon.
+    w is the size of the balls as in SparseFW: their diameter is 2 w times the norm of the default initialisation.
+    """
+
+    title: ClassVar[str] = "Scion"
+    paper: ClassVar[str] = "Pethick et al.: ICML 2025, arXiv:2502.07529; Jordan et al.: Muon, 2024"
+    removes: ClassVar[str] = "rank"
+
+    name: Literal["scion"] = "scion"
+    w: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
+        rule = Rule("*weight", kind=SpectralBall, w=self.w, types=KINDS["rank"].types)
+        return settings.make(constrain(model, rule, report=report), rescale=Diameter())

@@ -1,0 +1,37 @@
+"""SSL: SGD with a group penalty on the filters.
+
+Wen, Wu, Wang, Chen, Li: Learning Structured Sparsity in Deep Neural Networks, NeurIPS 2016.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from sparsefw.geometry.cuts import direction
+from sparsefw.geometry.views import Groups
+from sparsefw.methods.base import Method, register
+from sparsefw.methods.layers import layers_of
+
+
+@register
+class SSL(Method):
+    """SGD on loss + strength * sum of ||W_j||_2 over the filters W_j of all convolutions.
+
+    Its gradient is strength * W_j / ||W_j||, and 0 for a filter that is 0. (The filter-wise term of the paper's four.)
+    """
+
+    title: ClassVar[str] = "SSL"
+    paper: ClassVar[str] = "Wen, Wu, Wang, Chen, Li: NeurIPS 2016, arXiv:1608.03665"
+    removes: ClassVar[str] = "filters"
+
+    name: Literal["ssl"] = "ssl"
+    strength: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
+
+    @torch.no_grad()
+    def adjust(self, model: nn.Module) -> None:
+        for layers in layers_of(model, "filters") if self.strength else ():
+            layers.add_to_gradients(self.strength * direction(Groups(), layers.weights()))

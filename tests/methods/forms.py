@@ -1,0 +1,33 @@
+"""Every method in all of its forms, and SparseFW in all of its variants: a new one is tested by being registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsefw.methods import METHODS
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "k-sparse": {"kind": "filters", "gauge": "k-sparse"},
+    "rank-k-sparse": {"kind": "rank", "gauge": "k-sparse"},
+    "diameter": {"rescale": "diameter"},
+    "anneal": {"anneal": True, "over": 1.0},
+    "rank-anneal": {"kind": "rank", "anneal": True, "w_start": 2.0},
+    "coupled": {"coupled": True},
+    "everything": {"everything": True},
+    "sticky": {"stickiness": 0.9},
+    "glt-epoch": {"name": "glt", "every": "epoch", "lasso": 0.5},
+    "fr-l1": {"name": "fr", "force": "l1"},
+    "cram": {"name": "cram", "plus": False, "ratios": [0.5]},
+}
+FORMS: dict[str, dict[str, Any]] = {
+    form or name: {"name": name, **settings}
+    for name, method in METHODS.items()
+    for form, settings in method.forms.items()
+} | {name: {"name": "sparsefw", **settings} for name, settings in VARIANTS.items()}
+
+
+def changes(form: str) -> list[str]:
+    """As `--set` takes them."""
+    return [
+        f"method.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in FORMS[form].items()
+    ]

@@ -1,0 +1,207 @@
+"""Every method on real digits: it learns, resumes to the bit, agrees between processes, averages, and does what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from methods.forms import FORMS, changes
+from sparsefw.methods import METHODS, SGD, Batch, method_from
+from sparsefw.train import RunFolder, fit, load_recipe
+from sparsefw.typed import ConfigError
+from train.harness import assert_same_run, command, ended, reached, send_when, start, step_of, torchrun, trained
+
+every = pytest.mark.parametrize("form", FORMS)
+SHORT = ["data.validation=0", "engine.device=cpu"]
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    )
+
+
+def batch(seed: int) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(8, 1, 8, 8, generator=draw), torch.randint(4, (8,), generator=draw))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *({"name": name, "strength": 0} for name in ("ssl", "glt", "abfp", "nuc", "fr", "svdenergy")),
+        {"name": "nuc", "strength": 0, "svd": True},
+        {"name": "trp", "strength": 0, "threshold": 0},
+        {"name": "sfp", "k": 1.0},
+        {"name": "sam", "rho": 0},
+        {"name": "masked"},
+    ],
+    ids=str,
+)
+def test_without_strength_it_is_sgd_bit_for_bit(method):
+    nets = []
+    for one in (SGD(), method_from(method)):
+        net = small()
+        step = step_of(net, one, 4, settings={"weight_decay": 5e-4})
+        for i in range(5):
+            step(batch(i))
+        nets.append(net)
+    for (name, a), b in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@every
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision(form, precision):
+    """Forward and backward pass in it, weights in float32; of float16 without the scaling of the loss, which needs a GPU."""
+    net, method = small(), method_from(FORMS[form])
+    step = step_of(net, method, 4, precision=precision, settings={"lr": 0.03, "example": batch(0).inputs})
+    losses = [float(step(batch(0))[0]) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in net.parameters())
+
+
+@every
+def test_averages_are_taken_of_what_it_leaves_behind(form):
+    """After the last hook of a step: the average over one step is the weights."""
+    net, method = small(), method_from(FORMS[form])
+    step = step_of(net, method, 4, ema=0.5, settings={"example": batch(0).inputs})
+    step(batch(0))
+    twin = small()
+    step.average.write_to(twin, 1)
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.averages])
+def test_where_averages_lose_what_a_method_is_for_they_are_refused(name):
+    with pytest.raises(ConfigError, match=rf"train\.ema does not go with method\.name={name}"):
+        load_recipe("digits-resnet-sgd", [f"method.name={name}", "train.ema=0.9"])
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("sgd", "sam")])
+def test_a_network_without_what_it_looks_at_is_refused_in_one_line(name):
+    net = nn.Sequential(nn.Flatten(), nn.PReLU())
+    with pytest.raises(ValueError, match="Conv"):
+        step_of(net, method_from({"name": name}), 2)
+
+
+@pytest.mark.slow
+@every
+def test_learns_digits(form, tmp_path):
+    found = fit(
+        load_recipe("digits-resnet-sgd", [*SHORT, *changes(form), "train.epochs=15"]), tmp_path / "run", quiet=True
+    )
+    assert found["test"]["accuracy"] > 90
+
+
+@pytest.mark.slow
+@every
+def test_killed_it_ends_in_the_same_bytes(form, tmp_path):
+    """In the second epoch of three."""
+    average = () if not METHODS[FORMS[form]["name"]].averages else ("train.ema=0.9",)
+    words = [command("digits-resnet-sgd", tmp_path / name, *changes(form), *average) for name in ("run", "whole")]
+    process = start(words[0])
+    assert send_when(process, reached(tmp_path / "run", 30))
+    ended(process, code=None)
+    assert "going on from step" in trained(words[0])
+    trained(words[1])
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+@every
+def test_two_processes_arrive_at_the_weights_of_one(form, tmp_path):
+    """Four steps of an epoch of four, on a network whose layers look at one image at a time."""
+    if form == "coupled":
+        pytest.skip("group norms average over channels: none can be removed, so none are coupled")
+    fixed = ("model.name=train.networks:group_norm", "train.lr=0.02", "data.batch_size=256", *changes(form))
+    trained(command("digits-resnet-sgd", tmp_path / "one", *fixed, epochs=1))
+    ended(torchrun(command("digits-resnet-sgd", tmp_path / "two", *fixed, epochs=1)))
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --- what each is for
+
+
+def norms(folder: Path) -> torch.Tensor:
+    """Of all filters, over the longest of their layer."""
+    model, _ = RunFolder(folder).load_model()
+    found = [m.weight.detach().flatten(1).norm(dim=-1) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return torch.cat([lengths / lengths.max() for lengths in found])
+
+
+def spectra(folder: Path) -> list[torch.Tensor]:
+    model, _ = RunFolder(folder).load_model()
+    matrices = [m.weight.detach().flatten(1) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    return [torch.linalg.svdvals(matrix) for matrix in matrices]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a training by a method, made once."""
+    made: dict[str, Path] = {}
+
+    def folder(**settings) -> Path:
+        key = str(sorted(settings.items()))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("runs") / "run"
+            words = [f"method.{name}={value}" for name, value in settings.items()]
+            fit(load_recipe("digits-resnet-sgd", [*SHORT, *words, "train.epochs=10"]), made[key], quiet=True)
+        return made[key]
+
+    return folder
+
+
+@pytest.mark.slow
+class TestEffects:
+    @pytest.mark.parametrize(("name", "strength"), [("ssl", 1e-2), ("glt", 1e-3), ("abfp", 1e-2)])
+    def test_small_filters_are_smaller_than_under_sgd(self, run, name, strength):
+        ours, sgd = norms(run(name=name, strength=strength)), norms(run(name="sgd"))
+        assert ours.quantile(0.3) < 0.5 * sgd.quantile(0.3)
+
+    def test_glt_sets_filters_to_exactly_zero(self, run):
+        assert (norms(run(name="glt", strength=3e-3)) == 0).any()
+
+    def test_after_sfp_so_many_filters_are_zero_in_every_layer(self, run):
+        model, _ = RunFolder(run(name="sfp", k=0.3)).load_model()
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                count = module.out_channels
+                zero = int((module.weight.detach().flatten(1) == 0).all(-1).sum())
+                assert zero == int(count * 0.7 + 1e-9)
+
+    @pytest.mark.parametrize(("name", "strength"), [("nuc", 1e-2), ("svdenergy", 1e-2), ("trp", 1e-2)])
+    def test_spectra_fall_faster_than_under_sgd(self, run, name, strength):
+        def tail(folder: Path) -> float:
+            """The share of the energy outside of the leading tenth."""
+            found = [s[max(1, len(s) // 10) :].square().sum() / s.square().sum() for s in spectra(folder)]
+            return float(torch.stack(found).mean())
+
+        assert tail(run(name=name, strength=strength)) < 0.7 * tail(run(name="sgd"))
+
+    def test_svdenergy_lowers_the_rank(self, run):
+        ranks = [
+            float((s > 1e-3 * s[0]).float().mean()) for s in spectra(run(name="svdenergy", strength=3e-2, svd="true"))
+        ]
+        assert min(ranks) < 0.7
+
+    def test_fr_turns_filters_towards_each_other(self, run):
+        def alike(folder: Path) -> float:
+            model, _ = RunFolder(folder).load_model()
+            matrices = [m.weight.detach().flatten(1) for m in model.modules() if isinstance(m, nn.Conv2d)]
+            units = [m / m.norm(dim=-1, keepdim=True) for m in matrices]
+            return float(torch.stack([(u @ u.mT).mean() for u in units]).mean())
+
+        assert alike(run(name="fr", strength=1e-3)) > alike(run(name="sgd")) + 0.05

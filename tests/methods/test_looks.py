@@ -1,0 +1,148 @@
+"""Methods that look twice: where the second look is, and what becomes of it, on a loss whose gradient is known by heart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from methods.by_hand import Bowl, gradient_of, layer
+from sparsefw.methods import SAM, Batch, CrAM, method_from
+from sparsefw.typed import ConfigError
+from train.harness import step_of
+
+START = [[3.0, 0.0], [0.0, 4.0]]
+ORIGIN = [[0.0, 0.0], [0.0, 0.0]]
+
+
+def close(found, expected) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+class TestSAM:
+    @pytest.mark.parametrize("scale", [1.0, 1024.0])
+    def test_by_hand(self, scale):
+        """At (3, 4) the gradient is (3, 4) itself, of norm 5: rho = 0.5 goes on by (0.3, 0.4), where it is (3.3, 4.4)."""
+        net = layer(START)
+        bowl = Bowl(net, ORIGIN, scale=scale)
+        close(gradient_of(SAM(rho=0.5), net, bowl), [[3.3, 0], [0, 4.4]])
+        close(bowl.looked_at[1], [[3.3, 0], [0, 4.4]])
+        close(net[0].weight.detach().flatten(1), START)
+
+    def test_at_a_stationary_point_it_stays(self):
+        net = layer(START)
+        close(gradient_of(SAM(), net, Bowl(net, START)), ORIGIN)
+
+    def test_without_rho_it_is_the_gradient(self):
+        net = layer(START)
+        close(gradient_of(SAM(rho=0.0), net, Bowl(net, ORIGIN)), START)
+
+
+class TestCrAM:
+    @pytest.mark.parametrize("scale", [1.0, 1024.0])
+    @pytest.mark.parametrize("plus", [False, True])
+    @pytest.mark.parametrize("kind", ["weights", "filters", "rank"])
+    def test_by_hand(self, kind, plus, scale):
+        """From (3, 4) on to (3.3, 4.4); of two, the smaller goes: the second gradient is that of (0, 4.4) where it was left."""
+        net = layer([[3.0], [4.0]]) if kind == "weights" else layer(START)
+        method = CrAM(kind=kind, ratios=(0.5,), rho=0.1, plus=plus)
+        bowl = Bowl(net, [[1.0], [0.0]] if kind == "weights" else [[1.0, 0.0], [0.0, 0.0]], scale=scale)
+        found = gradient_of(method, net, bowl)  # the first look's is (2, 4)
+        looked_at = [3.0 + 0.2, 4.4]
+        if kind == "weights":
+            close(bowl.looked_at[1], [[0.0], [looked_at[1]]])
+            close(found, [[2.0 * plus], [4.4 + 4.0 * plus]])
+        else:
+            close(bowl.looked_at[1], [[0, 0], [0, looked_at[1]]])
+            close(found, [[2.0 * plus, 0], [0, 4.4 + 4.0 * plus]])
+
+    def test_weights_go_globally_and_filters_and_rank_in_each_layer(self):
+        """The second layer is a million times smaller: all of it goes with the smaller half of all weights."""
+        torch.manual_seed(0)
+        kept = {}
+        for kind in ("weights", "filters", "rank"):
+            net = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 4, 1, bias=False))
+            with torch.no_grad():
+                net[1].weight.mul_(1e-6)
+            CrAM(kind=kind, ratios=(0.5,))._compress(net)
+            kept[kind] = net
+        assert [int((m.weight != 0).sum()) for m in kept["weights"]] == [16, 0]
+        assert [int((m.weight.flatten(1) != 0).any(-1).sum()) for m in kept["filters"]] == [2, 2]
+        assert [int(torch.linalg.matrix_rank(m.weight.flatten(1))) for m in kept["rank"]] == [2, 2]
+
+    def test_exactly_so_many_go_on_ties_and_one_always_stays(self):
+        net = nn.Sequential(nn.Conv2d(3, 5, 1, bias=False))
+        nn.init.ones_(net[0].weight)
+        CrAM(kind="filters", ratios=(0.6,))._compress(net)
+        assert int((net[0].weight != 0).flatten(1).any(-1).sum()) == 2
+        CrAM(kind="filters", ratios=(0.99,))._compress(net)
+        assert int((net[0].weight != 0).flatten(1).any(-1).sum()) == 1
+
+    def test_ratios_are_drawn_anew_in_every_step_from_the_seed(self):
+        def counts(seed: int) -> list[int]:
+            torch.manual_seed(seed)
+            found = []
+            for _ in range(20):
+                net = nn.Sequential(nn.Conv2d(10, 1, 1, bias=False))
+                CrAM(kind="weights", ratios=(0.2, 0.5, 0.9))._compress(net)
+                found.append(int((net[0].weight != 0).sum()))
+            return found
+
+        assert set(counts(0)) == {8, 5, 1}
+        assert counts(0) == counts(0) != counts(1)
+
+    @pytest.mark.parametrize("ratios", [[], [1.0], [-0.1]])
+    def test_ratios_that_make_no_sense(self, ratios):
+        with pytest.raises(ConfigError, match="ratios"):
+            method_from({"name": "cram", "ratios": ratios})
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+def batch() -> Batch:
+    draw = torch.Generator().manual_seed(0)
+    return Batch(torch.randn(8, 1, 8, 8, generator=draw), torch.randint(3, (8,), generator=draw))
+
+
+@pytest.mark.parametrize("method", [SAM(rho=5.0), CrAM(rho=5.0), CrAM(kind="filters"), CrAM(kind="rank")], ids=str)
+def test_norms_keep_the_statistics_of_the_first_look(method):
+    plain, twice = noisy(), noisy()
+    plain(batch().inputs)
+    step_of(twice, method, 3)(batch())
+    for (name, a), b in zip(plain.named_buffers(), twice.buffers(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_the_second_gradient_is_that_of_an_independent_computation():
+    """A real network: SAM's step against autograd at weights that were moved by hand."""
+    net, twin = noisy(), noisy()
+    step = step_of(net, SAM(rho=0.2), 3, settings={"momentum": 0.0, "weight_decay": 0.0, "lr": 1.0, "rest_lr": 1.0})
+    before = [p.detach().clone() for p in net.parameters()]
+    step(batch())
+    loss = nn.functional.cross_entropy(twin(batch().inputs), batch().targets)
+    g = torch.autograd.grad(loss, list(twin.parameters()))
+    length = math.sqrt(sum(float(part.square().sum()) for part in g))
+    with torch.no_grad():
+        for p, part in zip(twin.parameters(), g, strict=True):
+            p.add_(part, alpha=0.2 / length)
+    loss = nn.functional.cross_entropy(twin(batch().inputs), batch().targets)
+    for b, p, part in zip(before, net.parameters(), torch.autograd.grad(loss, list(twin.parameters())), strict=True):
+        torch.testing.assert_close(b - p.detach(), part, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_batch_in_parts_is_looked_at_as_a_whole(accumulate):
+    """A network without norms: parts add up, and the point of the second look is that of the whole batch."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    step_of(net, SAM(rho=0.5), 3, accumulate=accumulate)(batch())
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    step_of(whole, SAM(rho=0.5), 3)(batch())
+    for a, b in zip(net.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

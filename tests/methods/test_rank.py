@@ -1,0 +1,176 @@
+"""Methods on singular values and on directions, on numbers computed by hand, and the cases at their edges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from methods.by_hand import after_epoch, layer, optimizer_of, step
+from sparsefw.methods import FR, NUC, TRP, Scion, SVDEnergy
+
+# Orthogonal rows: singular values are their lengths, 3 and 6; a matrix of 3 x 4 of rank two.
+ROWS = [[1.0, 2.0, 2.0, 0.0], [4.0, 2.0, -4.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+UNIT = [[1 / 3, 2 / 3, 2 / 3, 0.0], [2 / 3, 1 / 3, -2 / 3, 0.0], [0.0, 0.0, 0.0, 0.0]]
+both = pytest.mark.parametrize("svd", [True, False], ids=["svd", "iterations"])
+
+
+def close(found, expected, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+
+
+def rows(*lengths: float) -> torch.Tensor:
+    """The unit rows with other lengths."""
+    return torch.tensor(UNIT) * torch.tensor([*lengths, 0.0])[:, None]
+
+
+class TestNUC:
+    @both
+    def test_singular_values_are_led_back_alike(self, svd):
+        """lr * strength = 0.5 of each that is not 0."""
+        close(step(NUC(strength=1.0, svd=svd), ROWS), rows(2.5, 5.5))
+
+    @both
+    def test_equal_singular_values(self, svd):
+        close(step(NUC(strength=1.0, svd=svd), [[3.0, 4.0], [-4.0, 3.0]]), [[2.7, 3.6], [-3.6, 2.7]])
+
+    @both
+    def test_zero_stays_zero_and_rank_one_keeps_its_direction(self, svd):
+        close(step(NUC(strength=1.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
+        found = step(NUC(strength=1.0, svd=svd), [[3.0, 4.0], [6.0, 8.0]])
+        along = (found * torch.tensor([[3.0, 4.0], [6.0, 8.0]])).sum() / (5 * math.sqrt(5))
+        assert float(along) == pytest.approx(5 * math.sqrt(5) - 0.5, rel=1e-5)
+
+    @both
+    def test_only_trained_convolutions_are_looked_at(self, svd):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Conv2d(2, 2, 1), nn.Linear(2, 2))
+        net[2].requires_grad_(False)
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        NUC(strength=2.0, svd=svd).adjust(net)
+        norms = torch.linalg.matrix_norm(net[0].weight.flatten(1), "nuc")
+        norms = norms + torch.linalg.matrix_norm(net[1].weight.transpose(0, 1).flatten(1), "nuc")
+        expected = torch.autograd.grad(2 * norms, [net[0].weight, net[1].weight])
+        torch.testing.assert_close([net[0].weight.grad, net[1].weight.grad], list(expected), rtol=1e-3, atol=1e-4)
+        assert net[2].weight.grad is None
+        assert not net[3].weight.grad.any()
+
+
+class TestSVDEnergy:
+    @both
+    def test_singular_values_are_cut_by_lr_times_strength(self, svd):
+        close(step(SVDEnergy(strength=2.0, svd=svd), ROWS), rows(2.0, 5.0))
+
+    @both
+    def test_those_below_are_gone(self, svd):
+        close(step(SVDEnergy(strength=8.0, svd=svd), ROWS), rows(0.0, 2.0), 1e-4)
+
+    @both
+    def test_rank_one_and_zero(self, svd):
+        close(step(SVDEnergy(strength=2.0, svd=svd), [[3.0, 4.0], [6.0, 8.0]]), step_of_rank_one(1.0))
+        close(step(SVDEnergy(strength=2.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
+
+    def test_once_an_epoch(self):
+        method = SVDEnergy(strength=2.0, every="epoch")
+        close(step(method, ROWS), ROWS)
+        close(after_epoch(method, ROWS, 3, 3), rows(2.0, 5.0))
+
+
+def step_of_rank_one(less: float) -> torch.Tensor:
+    """[[3, 4], [6, 8]] has the one singular value 5 sqrt(5), and gets shorter by `less`."""
+    matrix = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+    return matrix * (1 - less / (5 * math.sqrt(5)))
+
+
+class TestFR:
+    def test_every_filter_is_pulled_towards_the_sum_of_directions(self):
+        """Unit filters (1, 0) and (0, 1), of norms 2 and 3: forces (0, 2) and (3, 0)."""
+        close(step(FR(strength=0.1), [[2.0, 0.0], [0.0, 3.0]], lr=1.0), [[2.0, 0.2], [0.3, 3.0]])
+
+    def test_the_constant_force(self):
+        """Their directions differ by sqrt(2): forces (0, sqrt 2) and (3 / sqrt 2, 0)."""
+        found = step(FR(strength=0.1, force="l1"), [[2.0, 0.0], [0.0, 3.0]], lr=1.0)
+        close(found, [[2.0, 0.1 * math.sqrt(2)], [0.3 / math.sqrt(2), 3.0]])
+
+    @pytest.mark.parametrize("force", ["l1", "l2"])
+    @pytest.mark.parametrize(
+        "filters", [[[3.0, 4.0], [0.0, 0.0]], [[1.0, 2.0]] * 3, [[0.0, 0.0]] * 2], ids=["one zero", "equal", "zero"]
+    )
+    def test_zero_filters_feel_nothing_and_equal_ones_stay(self, filters, force):
+        close(step(FR(strength=0.1, force=force), filters), filters)
+
+    @pytest.mark.parametrize("force", ["l1", "l2"])
+    def test_forces_are_tangent(self, force):
+        torch.manual_seed(0)
+        weights = torch.randn(2, 5, 7, dtype=torch.float64)
+        inner = (FR(force=force).forces(weights) * weights).sum(-1)
+        torch.testing.assert_close(inner, torch.zeros_like(inner))
+
+    def test_the_constant_force_by_a_loop_over_pairs(self):
+        torch.manual_seed(0)
+        weights = torch.randn(5, 7, dtype=torch.float64)
+        unit = weights / weights.norm(dim=-1, keepdim=True)
+        for i in range(5):
+            pull = sum((unit[j] - unit[i]) / (unit[j] - unit[i]).norm() for j in range(5) if j != i)
+            pull = weights[i].norm() * (pull - unit[i] * (unit[i] @ pull))
+            torch.testing.assert_close(FR(force="l1").forces(weights[None])[0, i], pull)
+
+
+class TestTRP:
+    @pytest.mark.parametrize(("threshold", "kept"), [(0.19, (3.0, 6.0)), (0.201, (0.0, 6.0))])
+    def test_after_an_epoch_what_holds_little_energy_is_gone(self, threshold, kept):
+        """Of 9 + 36, the smaller singular value holds a fifth."""
+        close(after_epoch(TRP(threshold=threshold), ROWS, 1, 2), rows(*kept))
+
+    def test_a_fraction_that_is_just_allowed_goes(self):
+        """9 of 9 + 1 stay at a threshold of exactly 1 / 10."""
+        close(after_epoch(TRP(threshold=0.1), [[3.0, 0.0], [0.0, 1.0]], 1, 2), [[3.0, 0.0], [0.0, 0.0]])
+
+    def test_after_the_last_epoch_nothing_is_cut(self):
+        close(after_epoch(TRP(threshold=0.5), ROWS, 2, 2), ROWS)
+
+    def test_without_a_threshold_all_stays(self):
+        close(after_epoch(TRP(threshold=0.0, strength=0.0), ROWS, 1, 2), ROWS, 1e-6)
+
+    def test_its_gradient_is_that_of_the_leading_part(self):
+        """With a threshold of a quarter only the longer row is led back: by lr * strength = 0.5."""
+        close(step(TRP(strength=1.0, threshold=0.25, svd=True), ROWS), rows(3.0, 5.5))
+
+    def test_its_fast_form_leads_all_directions_back(self):
+        close(step(TRP(strength=1.0, threshold=0.25), ROWS), rows(2.5, 5.5))
+
+    @both
+    def test_zero_stays_zero(self, svd):
+        close(step(TRP(strength=1.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
+
+
+class TestScion:
+    def test_the_vertex_has_all_singular_values_equal(self):
+        """Orthonormal rows as gradient directions: v = -radius * them, and the way there is lr / diameter of the whole."""
+        net = layer([[0.1, 0.0, 0.0], [0.0, 0.2, 0.0]])
+        optimizer = optimizer_of(Scion(w=1.0), net, 0.5)
+        (region,) = [group["region"] for group in optimizer.param_groups]
+        eta = 0.5 / region.diameter((2, 3, 1, 1))
+        net[0].weight.grad = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 0.01]])[:, :, None, None]
+        optimizer.step()
+        r = region.radius
+        expected = [[(1 - eta) * 0.1 - eta * r, 0.0, 0.0], [0.0, (1 - eta) * 0.2, -eta * r]]
+        close(net[0].weight.detach().flatten(1), expected, 1e-4)
+
+    def test_its_regions_are_spectral_balls_of_the_given_diameter(self):
+        """Two filters of one input: an initial norm of sqrt(2 / 3); the diameter is 2 w times that."""
+        net = layer([[0.1, 0.0, 0.0], [0.0, 0.2, 0.0]])
+        (group,) = optimizer_of(Scion(w=3.0), net, 0.5).param_groups
+        assert group["region"].name == "SpectralBall"
+        assert group["region"].diameter((2, 3, 1, 1)) == pytest.approx(6 * math.sqrt(2 / 3))
+
+
+@pytest.mark.parametrize(
+    "method", [NUC(strength=0), SVDEnergy(strength=0), FR(strength=0), TRP(strength=0, threshold=0)], ids=str
+)
+def test_without_strength_nothing_is_touched(method):
+    close(step(method, ROWS), ROWS, 1e-6)
+    close(after_epoch(method, ROWS, 1, 2), ROWS, 1e-6)

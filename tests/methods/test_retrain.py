@@ -1,0 +1,121 @@
+"""Magnitude pruning with retraining: schedules by hand, masks that hold, phases, and a kill between and within them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from methods.by_hand import layer, optimizer_of
+from sparsefw.methods import Masked
+from sparsefw.train import RunFolder, fit, load_recipe
+from sparsefw.train.config import TrainConfig
+from sparsefw.train.retrain import retrain, retraining
+from sparsefw.train.schedule import Schedule
+from sparsefw.typed import ConfigError
+
+
+def rates(train: TrainConfig) -> list[float]:
+    """The learning rate at the start of every epoch, of which ten steps each."""
+    return [train.lr * train.schedule.at(10 * e, 10 * train.epochs, 10) for e in range(train.epochs)]
+
+
+class TestSchedules:
+    LINEAR = TrainConfig(epochs=100, lr=0.1)
+
+    def test_the_original(self):
+        assert rates(self.LINEAR)[:2] == pytest.approx([0.1, 0.099])
+
+    def test_ft_is_the_rate_of_the_last_epoch(self):
+        assert rates(retraining(self.LINEAR, 4, "ft")) == pytest.approx([0.001] * 4)
+
+    def test_lrw_repeats_the_last_epochs(self):
+        assert rates(retraining(self.LINEAR, 10, "lrw")) == pytest.approx(rates(self.LINEAR)[-10:])
+
+    def test_lrw_of_steps(self):
+        steps = TrainConfig(epochs=100, lr=1.0, schedule=Schedule(kind="step"))
+        assert rates(retraining(steps, 30, "lrw")) == pytest.approx(rates(steps)[-30:])
+
+    def test_slr_is_the_whole_schedule_after_a_warm_up(self):
+        """One epoch of ten to warm up; then 0.1 to 0 in nine."""
+        assert rates(retraining(self.LINEAR, 10, "slr"))[1:] == pytest.approx([0.1 * (9 - i) / 9 for i in range(9)])
+        steps = TrainConfig(epochs=100, lr=1.0, schedule=Schedule(kind="step"))
+        found = rates(retraining(steps, 20, "slr"))
+        assert (found[2], found[10], found[12], found[17]) == pytest.approx((1.0, 1.0, 0.1, 0.01))
+
+    def test_llr_falls_along_a_line_whatever_the_original(self):
+        steps = TrainConfig(epochs=100, lr=0.1, schedule=Schedule(kind="step"))
+        assert rates(retraining(steps, 10, "llr"))[1:] == pytest.approx([0.1 * (9 - i) / 9 for i in range(9)])
+
+    def test_clr_ends_at_the_smallest_rate(self):
+        found = retraining(self.LINEAR, 10, "clr")
+        assert rates(found)[1] == pytest.approx(0.1)
+        assert found.lr * found.schedule.at(10**6, 10**6, 10**5) == pytest.approx(0.001)
+
+    def test_warm_up_starts_low(self):
+        assert rates(retraining(self.LINEAR, 10, "llr"))[0] < 0.02
+
+    @pytest.mark.parametrize(("epochs", "schedule"), [(0, "llr"), (101, "lrw"), (5, "cosine")])
+    def test_what_makes_no_sense(self, epochs, schedule):
+        with pytest.raises(ConfigError):
+            retraining(self.LINEAR, epochs, schedule)
+
+
+def test_weights_that_are_zero_stay_zero_and_others_move_as_by_sgd():
+    rows = [[3.0, 0.0, 1.0], [0.0, -2.0, 0.0]]
+    net, method = layer(rows), Masked()
+    optimizer = optimizer_of(method, net, 0.1, momentum=0.9, weight_decay=0.5)
+    for _ in range(2):
+        net[0].weight.grad = torch.ones_like(net[0].weight)
+        method.adjust(net)
+        optimizer.step()
+    # 3: m = 1 + 1.5 = 2.5, to 2.75; m = 2.25 + 1 + 1.375 = 4.625, to 2.2875
+    expected = torch.tensor([[2.2875, 0.0, 0.5375], [0.0, -1.85 - 0.1 * (0.0 + 1 - 0.925), 0.0]])
+    expected[0, 2] = 1 - 0.1 * 1.5 - 0.1 * (0.9 * 1.5 + 1 + 0.5 * 0.85)
+    expected[1, 1] = -2 - 0.1 * 0 - 0.1 * (0.9 * 0.0 + 1 - 0.5 * 2.0)
+    torch.testing.assert_close(net[0].weight.detach().flatten(1), expected)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense") / "run"
+    changes = ["train.epochs=6", "engine.device=cpu", "model.arguments.width=8"]
+    fit(load_recipe("digits-resnet-sgd", changes), folder, quiet=True)
+    return folder
+
+
+def zeros(folder) -> float:
+    model, _ = RunFolder(folder).load_model()
+    weights = [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    return sum(int((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
+
+
+def test_phases_remove_the_same_fraction_of_what_is_left_and_end_at_the_ratio(dense, tmp_path):
+    found = retrain(dense, tmp_path / "out", ratio=0.936, epochs=2, phases=3, quiet=True)
+    assert [phase.ratio for phase in found] == pytest.approx([0.6, 0.84, 0.936])
+    for phase in found:
+        assert phase.zeros == pytest.approx(phase.ratio, abs=1e-3)
+        assert zeros(phase.folder) == pytest.approx(phase.ratio, abs=1e-3)
+        assert phase.result["steps"] == 2 * 19
+    assert RunFolder(found[-1].folder).config.method == Masked()
+
+
+def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):
+    first = retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    before = (first[-1].folder / "model.safetensors").read_bytes()
+    again = retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    assert [phase.result for phase in again] == [phase.result for phase in first]
+    assert (again[-1].folder / "model.safetensors").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"^epochs=2: .* holds a retraining with epochs=1; give another --out"):
+        retrain(dense, tmp_path / "out", ratio=0.9, epochs=2, phases=2, quiet=True)
+    with pytest.raises(ConfigError, match=r"^ratio=0.5: .* holds a retraining with ratio=0.9"):
+        retrain(dense, tmp_path / "out", ratio=0.5, epochs=1, phases=2, quiet=True)
+    with pytest.raises(ConfigError, match=r"weight_decay"):
+        retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, weight_decay=1e-3, quiet=True)
+
+
+@pytest.mark.parametrize("wrong", [{"ratio": 0.0}, {"ratio": 1.0}, {"phases": 0}, {"epochs": 0}], ids=str)
+def test_wrong_settings_are_named_before_anything_is_written(dense, tmp_path, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        retrain(dense, tmp_path / "out", **{"ratio": 0.5, "epochs": 1, **wrong}, quiet=True)
+    assert not (tmp_path / "out").exists()

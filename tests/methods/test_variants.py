@@ -1,0 +1,216 @@
+"""SparseFW's options: each does what it says, and is refused where it would do nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from methods.by_hand import layer, optimizer_of
+from sparsefw.geometry import KSparse, KSupport
+from sparsefw.methods import SparseFW, method_from
+from sparsefw.models import build
+from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled, initial_norm
+from sparsefw.typed import ConfigError
+
+ROWS = [[0.1, 0.0], [0.0, 0.2], [0.3, 0.0], [0.0, 0.4]]
+
+
+def regions(optimizer) -> list:
+    return [group["region"] for group in optimizer.param_groups if group["region"] is not None]
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
+@pytest.mark.parametrize(("gauge", "expected"), [("k-support", KSupport), ("k-sparse", KSparse)])
+def test_gauge(kind, gauge, expected):
+    method = SparseFW(kind=kind, k=0.5, w=1.0, gauge=gauge)
+    (region,) = regions(optimizer_of(method, layer(ROWS), 0.1))
+    assert isinstance(region.gauge, expected)
+    assert region.diameter((4, 2, 1, 1)) == pytest.approx(2 * initial_norm(layer(ROWS)[0], "weight", torch.empty(4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("rescale", "rule"),
+    [("gradient", Gradient()), ("fast_gradient", FastGradient()), ("diameter", Diameter()), ("none", Unscaled())],
+)
+def test_rescale(rescale, rule):
+    optimizer = optimizer_of(SparseFW(w=1.0, rescale=rescale), layer(ROWS), 0.1)
+    assert all(group["rescale"] == rule for group in optimizer.param_groups)
+
+
+class TestAnneal:
+    def test_k_falls_from_all_to_k_over_the_first_half(self):
+        """Ten stages from 20 filters to 4, over 10 of 20 epochs: 1.6 less in each."""
+        net = layer([[1.0]] * 20)
+        method = SparseFW(k=4, w=1.0, anneal=True)
+        optimizer = optimizer_of(method, net, 0.1)
+        found = [regions(optimizer)[0].gauge.k]
+        for epoch in range(1, 21):
+            method.after_epoch(net, optimizer, epoch, 20)
+            found.append(regions(optimizer)[0].gauge.k)
+        assert found == [20, 18, 17, 15, 14, 12, 10, 9, 7, 6, *[4] * 11]
+
+    @pytest.mark.parametrize("gauge", ["k-support", "k-sparse"])
+    @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
+    def test_the_diameter_stays(self, kind, gauge):
+        net = layer([[1.0] * 9] * 8)
+        method = SparseFW(kind=kind, k=0.25, w=2.0, anneal=True, gauge=gauge)
+        optimizer = optimizer_of(method, net, 0.1)
+        before = regions(optimizer)[0].diameter((8, 9, 1, 1))
+        method.after_epoch(net, optimizer, 1, 2)
+        (after,) = regions(optimizer)
+        assert after.gauge.k == max(1, after.count((8, 9, 1, 1)) // 4)
+        assert after.diameter((8, 9, 1, 1)) == pytest.approx(before)
+
+    def test_weights_are_pulled_into_the_smaller_regions(self):
+        torch.manual_seed(0)
+        net = layer(torch.randn(8, 4).tolist())
+        method = SparseFW(k=1, w=1.0, anneal=True, over=1.0)
+        optimizer = optimizer_of(method, net, 0.01)
+        for epoch in range(1, 11):
+            net[0].weight.grad = torch.randn_like(net[0].weight)
+            optimizer.step()
+            (region,) = regions(optimizer)
+            assert bool(region.contains(net[0].weight.detach()))
+            method.after_epoch(net, optimizer, epoch, 10)
+
+    def test_a_saved_optimizer_goes_on_with_its_schedule(self):
+        net = layer([[1.0]] * 20)
+        method = SparseFW(k=4, w=1.0, anneal=True)
+        first, second = optimizer_of(method, net, 0.1), optimizer_of(method, net, 0.1)
+        for epoch in range(1, 6):
+            method.after_epoch(net, first, epoch, 20)
+        second.load_state_dict(first.state_dict())
+        for epoch in range(6, 9):
+            method.after_epoch(net, first, epoch, 20)
+            method.after_epoch(net, second, epoch, 20)
+        assert regions(first) == regions(second)
+
+
+def test_radius_schedule():
+    """w from 3 to 1 in ten stages over half of 20 epochs: the radius with it."""
+    net = layer(ROWS)
+    method = SparseFW(k=2, w=1.0, w_start=3.0)
+    optimizer = optimizer_of(method, net, 0.1)
+    goal = regions(optimizer_of(SparseFW(k=2, w=1.0), layer(ROWS), 0.1))[0].radius
+    found = [regions(optimizer)[0].radius / goal]
+    for epoch in range(1, 21):
+        method.after_epoch(net, optimizer, epoch, 20)
+        found.append(regions(optimizer)[0].radius / goal)
+    assert found == pytest.approx([3.0 - 0.2 * min(i, 10) for i in range(21)])
+
+
+class TestEverything:
+    def test_all_other_tensors_get_balls(self):
+        net = build("resnet_digits", width=8)
+        optimizer = optimizer_of(SparseFW(k=0.5, w=2.0, everything=True), net, 0.1)
+        assert all(group["region"] is not None for group in optimizer.param_groups)
+        by_name = {n: g["region"] for g in optimizer.param_groups for n in g["param_names"]}
+        scale = next(n for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d))
+        width = net.get_submodule(scale).num_features
+        assert by_name[f"{scale}.weight"].name == "LpBall"
+        assert by_name[f"{scale}.weight"].radius == pytest.approx(2.0 * width**0.5)
+        assert by_name[f"{scale}.bias"].radius == pytest.approx(2.0)  # starts at zero: counts as of norm 1
+
+    def test_for_weights_they_are_of_the_same_kind(self):
+        optimizer = optimizer_of(SparseFW(kind="weights", k=0.5, w=2.0, everything=True), build("resnet_digits"), 0.1)
+        assert {group["region"].name for group in optimizer.param_groups} == {"KSupportBall"}
+
+
+class TestCoupled:
+    def optimizer(self, net: nn.Module):
+        method = SparseFW(k=0.5, w=2.0, coupled=True)
+        return optimizer_of(method, net, 0.1, example=torch.zeros(2, 1, 8, 8))
+
+    def test_a_block_is_what_removal_removes(self):
+        """The stem and the second convolutions of the first stage write one stream: with their norms they are one block."""
+        net = build("resnet_digits", width=8)
+        optimizer = self.optimizer(net)
+        blocks = [set(g["param_names"]) for g in optimizer.param_groups if g["coupled"]]
+        convolutions = {f"{n}.weight" for n, m in net.named_modules() if isinstance(m, nn.Conv2d)}
+        norms = {f"{n}.weight" for n, m in net.named_modules() if isinstance(m, nn.BatchNorm2d)}
+        assert set.union(*blocks) == convolutions | norms
+        assert sum(map(len, blocks)) == len(convolutions | norms)
+        assert any(len(block & convolutions) > 1 for block in blocks)
+        from sparsefw.compression.channels import find_channels
+
+        writers = [{f"{s.layer}.weight" for s in c.writers} for c in find_channels(net, torch.zeros(2, 1, 8, 8))]
+        for block in blocks:
+            assert (block & convolutions) in writers
+
+    def test_a_channel_that_is_not_chosen_decays_everywhere(self):
+        net = build("resnet_digits", width=8)
+        optimizer = self.optimizer(net)
+        before = {n: p.detach().clone() for n, p in net.named_parameters()}
+        torch.manual_seed(0)
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        group = next(g for g in optimizer.param_groups if g["coupled"] and len(g["params"]) > 2)
+        decay = 1 - float(optimizer.diagnostics()[optimizer.param_groups.index(group)].step_size)
+        decayed = []
+        for name, p in zip(group["param_names"], group["params"], strict=True):
+            difference = (p.detach() - decay * before[name]).view(len(p), -1).norm(dim=-1)
+            decayed.append(difference <= 1e-5 * before[name].view(len(p), -1).norm(dim=-1))
+        together = torch.stack(decayed)
+        assert 0 < decay < 1
+        assert torch.equal(together.all(0), together.any(0))
+        assert int(together[0].sum()) == len(together[0]) - group["region"].gauge.k
+
+    def test_without_an_example_it_says_so(self):
+        with pytest.raises(ConfigError, match="example"):
+            optimizer_of(SparseFW(coupled=True), build("resnet_digits"), 0.1)
+
+
+class TestStickiness:
+    def test_filters_are_chosen_by_averaged_norms(self):
+        """Decay 0.5. Norms (4, 1), then (1, 2): averages (2.5 /2.., ...): by the last alone the second would be chosen."""
+        net = layer([[0.1, 0.0], [0.0, 0.1]])
+        optimizer = optimizer_of(SparseFW(k=1, w=5.0, stickiness=0.5), net, 0.1)
+        for gradient in ([[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 2.0]]):
+            before = net[0].weight.detach().flatten(1).clone()
+            net[0].weight.grad = torch.tensor(gradient)[:, :, None, None]
+            optimizer.step()
+            after = net[0].weight.detach().flatten(1)
+            assert (
+                after[0, 0] < 0 < after[1, 1] < before[1, 1]
+            )  # the first moved against its gradient, the second decayed
+        # scores: (2, 0.5), then (1.5, 1.25)
+        torch.testing.assert_close(optimizer.state[net[0].weight]["scores"], torch.tensor([1.5, 1.25]))
+
+    def test_a_step_without_it_takes_the_other(self):
+        net = layer([[0.1, 0.0], [0.0, 0.1]])
+        optimizer = optimizer_of(SparseFW(k=1, w=5.0), net, 0.1)
+        for gradient in ([[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 2.0]]):
+            net[0].weight.grad = torch.tensor(gradient)[:, :, None, None]
+            optimizer.step()
+        assert net[0].weight[1, 1] < 0
+
+    def test_scores_are_saved(self):
+        net = layer(ROWS)
+        method = SparseFW(k=2, w=1.0, stickiness=0.9)
+        first = optimizer_of(method, net, 0.1)
+        net[0].weight.grad = torch.randn_like(net[0].weight)
+        first.step()
+        second = optimizer_of(method, net, 0.1)
+        second.load_state_dict(first.state_dict())
+        assert torch.equal(first.state[net[0].weight]["scores"], second.state[net[0].weight]["scores"])
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"kind": "2:4", "gauge": "k-sparse"}, "gauge"),
+        ({"kind": "2:4", "anneal": True}, "anneal"),
+        ({"kind": "rank", "coupled": True}, "coupled"),
+        ({"kind": "rank", "stickiness": 0.5}, "stickiness"),
+        ({"kind": "weights", "stickiness": 0.5}, "stickiness"),
+        ({"over": 0.3}, "over"),
+        ({"stickiness": 1.0}, "stickiness"),
+        ({"w_start": 0}, "w_start"),
+        ({"rescale": "gradients"}, "rescale"),
+    ],
+)
+def test_options_without_effect_are_refused(values, named):
+    with pytest.raises(ConfigError, match=named):
+        method_from({"name": "sparsefw", **values})
