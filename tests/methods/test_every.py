@@ -199,7 +199,11 @@ def run(tmp_path_factory):
         if key not in made:
             made[key] = tmp_path_factory.mktemp("runs") / "run"
             words = [f"method.{name}={value}" for name, value in settings.items()]
-            fit(load_recipe("digits-resnet-sgd", [*SHORT, *words, "model.arguments.width=16", "train.epochs=10"]), made[key], quiet=True)
+            fit(
+                load_recipe("digits-resnet-sgd", [*SHORT, *words, "model.arguments.width=16", "train.epochs=10"]),
+                made[key],
+                quiet=True,
+            )
         return made[key]
 
     return folder

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsefw.methods import METHODS, SGD, Batch, Method, SparseFW, method_from
+from sparsefw.methods import METHODS, SGD, Batch, Method, SparseFW, base, method_from
 from sparsefw.train import fit, load_recipe
 from sparsefw.typed import ConfigError
 from train.harness import settings, step_of
@@ -187,6 +189,16 @@ def test_only_what_a_method_writes_itself_counts_as_overridden():
     assert Penalised().overrides("adjust")
     assert not Twice().overrides("adjust")
     assert not SGD().overrides("after_step")
+
+
+def test_the_example_of_the_documentation_is_weight_decay(monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    monkeypatch.setattr(base, "METHODS", {})
+    names: dict = {}
+    exec(compile(code, "docs/methods.md", "exec", dont_inherit=True), names)
+    decayed = [g + 0.5 * p.detach() for g, p in zip(gradient(small(), batch()), small().parameters(), strict=True)]
+    torch.testing.assert_close(taken(names["Decay"](strength=0.5)), decayed, rtol=1e-4, atol=1e-6)
 
 
 def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
