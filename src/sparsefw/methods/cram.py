@@ -5,6 +5,7 @@ Peste, Vladu, Kurtic, Lampert, Alistarh: CrAM: A Compression-Aware Minimizer, IC
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -108,7 +109,13 @@ def _drawn(ratios: tuple[float, ...], device: torch.device) -> Tensor:
     which = torch.randint(len(ratios), (), device=device)
     if distributed.is_initialized():
         distributed.broadcast(which, 0)
-    return torch.tensor(ratios, dtype=torch.float64, device=device)[which]
+    return _on(device, ratios)[which]
+
+
+@functools.cache
+def _on(device: torch.device, ratios: tuple[float, ...]) -> Tensor:
+    """Kept: a step that is captured cannot copy from the host, and was taken before without being captured."""
+    return torch.tensor(ratios, dtype=torch.float64, device=device)
 
 
 def _largest(magnitudes: Tensor, ratio: Tensor) -> Tensor:
