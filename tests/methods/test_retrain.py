@@ -76,6 +76,11 @@ def test_weights_that_are_zero_stay_zero_and_others_move_as_by_sgd():
     torch.testing.assert_close(net[0].weight.detach().flatten(1), expected)
 
 
+def test_weights_that_were_not_removed_are_noticed():
+    with pytest.raises(ConfigError, match=r"method\.removed=0\.9: 0\.5 of the weights are 0; see model\.weights"):
+        optimizer_of(Masked(removed=0.9), layer([[3.0, 0.0], [0.0, 1.0]]), 0.1)
+
+
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dense") / "run"
@@ -97,7 +102,7 @@ def test_phases_remove_the_same_fraction_of_what_is_left_and_end_at_the_ratio(de
         assert phase.zeros == pytest.approx(phase.ratio, abs=1e-3)
         assert zeros(phase.folder) == pytest.approx(phase.ratio, abs=1e-3)
         assert phase.result["steps"] == 2 * 19
-    assert RunFolder(found[-1].folder).config.method == Masked()
+    assert RunFolder(found[-1].folder).config.method == Masked(removed=0.936)
 
 
 def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):

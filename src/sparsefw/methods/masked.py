@@ -7,11 +7,13 @@ from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
+from sparsefw.typed import ConfigError
 
 
 @register
@@ -27,11 +29,15 @@ class Masked(Method):
     removes: ClassVar[str] = "weights"
 
     name: Literal["masked"] = "masked"
+    removed: float | None = Field(default=None, ge=0, lt=1)  # the fraction that must be 0 at the start; None: any
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         # From the weights at the start, which a resumed run reads again before its checkpoint: a mask needs no state.
         found = [p for layers in layers_of(model, "weights") for p in layers.parameters]
         _MASKS[model] = [(p, (p.detach() != 0).to(p.dtype)) for p in found]
+        zeros = 1 - sum(float(mask.sum()) for _, mask in _MASKS[model]) / sum(p.numel() for p in found)
+        if self.removed is not None and abs(zeros - self.removed) > 1e-3 + 1 / sum(p.numel() for p in found):
+            raise ConfigError(f"method.removed={self.removed:g}: {zeros:.4g} of the weights are 0; see model.weights")
         return super().optimizer(model, settings, report)
 
     @torch.no_grad()

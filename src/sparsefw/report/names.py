@@ -15,7 +15,7 @@ SPELLED = {
     "sgd": "SGD", "sparsefw": "SparseFW", "ssl": "SSL", "glt": "GLT", "abfp": "ABFP", "sfp": "SFP", "nuc": "NUC",
     "svdenergy": "SVDEnergy", "fr": "FR", "trp": "TRP", "scion": "Scion", "sam": "SAM", "cram": "CrAM+", "masked": "retrained",
 }  # fmt: skip
-TOLD = ("k", "w", "strength", "threshold", "rho")  # settings that a name tells
+TOLD = ("k", "w", "strength", "threshold", "rho", "removed")  # settings that a name tells
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 

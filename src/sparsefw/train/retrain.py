@@ -90,7 +90,9 @@ def retrain(
         weights = _masked_weights(source, folder.with_name(f"phase-{i}.safetensors"), removed)
         model = original.model.model_copy(update={"weights": WeightsConfig(file=weights)})
         name = f"{original.name}-retrained-{schedule}"
-        config = original.model_copy(update={"name": name, "model": model, "method": Masked(), "train": how})
+        config = original.model_copy(
+            update={"name": name, "model": model, "method": Masked(removed=round(removed, 6)), "train": how}
+        )
         result = fit(config, folder, source.data if data is None else data, quiet=quiet)
         source = RunFolder(folder)
         found.append(Phase(folder, removed, _zeros(source.load_model()[0]), result))
