@@ -117,25 +117,26 @@ class StopsAt(Watcher):
             raise StoppedError(save_checkpoint(self._folder, training.step, training.state()))
 
     def epoch_ended(self, training, lr, figures):
-        return None
+        self.stepped(training, lr)
 
 
 def config(form: str):
     average = ["train.ema=0.9"] if METHODS[FORMS[form]["name"]].averages else []
-    small = ["model.arguments.width=4", "train.epochs=3", "data.batch_size=200", *average]
+    small = ["model.arguments.width=4", "train.epochs=3", "data.batch_size=200", *average, "train.evaluate_every=9"]
     return load_recipe("digits-resnet-sgd", [*SHORT, *changes(form), *small])
 
 
+@pytest.mark.parametrize("at", [7, 10], ids=["end of an epoch", "middle"])
 @every
-def test_from_a_checkpoint_it_goes_on_to_the_same_bytes(form, tmp_path):
-    """Seven steps an epoch, of three; stopped in the second."""
+def test_from_a_checkpoint_it_goes_on_to_the_same_bytes(form, at, tmp_path):
+    """Seven steps an epoch, of three."""
     display = Display("", quiet=True)
     whole, first, second = (prepare(config(form), None, display) for _ in range(3))
     train(whole, StopsAt(-1, tmp_path))
     with pytest.raises(StoppedError) as stopped:
-        train(first, StopsAt(10, tmp_path))
+        train(first, StopsAt(at, tmp_path))
     second.load(load_checkpoint(stopped.value.args[0]))
-    assert second.step == 10
+    assert second.step == at
     train(second, StopsAt(-1, tmp_path))
     for (name, a), b in zip(whole.model.state_dict().items(), second.model.state_dict().values(), strict=True):
         assert torch.equal(a, b), name

@@ -54,6 +54,11 @@ class TestABFP:
         found = step(ABFP(k=0.5, strength=0.1), [[4.0, 0.0], [0.0, 1.0]], lr=1.0)
         close(found, [[4 + 2 * 0.01491434 * 4, 0], [0, 1 - 2 * 0.2386294]])
 
+    def test_filters_are_ranked_by_their_sums_and_not_by_their_lengths(self):
+        """(2, 2) has the larger sum, (0, 3) the larger length."""
+        factors = ABFP(k=0.5, strength=1.0).factors(torch.tensor([[[2.0, 2.0], [0.0, 3.0]]]))
+        assert factors[0, 0] < 0 < factors[0, 1]
+
     def test_the_two_terms_cancel(self):
         torch.manual_seed(0)
         weights = torch.randn(3, 7, 5, dtype=torch.float64)
@@ -61,6 +66,14 @@ class TestABFP:
         energies = factors * weights.square().sum(-1)
         torch.testing.assert_close(energies.sum(-1), torch.zeros(3, dtype=torch.float64))
         assert ((factors < 0).sum(-1) == 3).all()  # ceil(0.4 * 7) are strong
+
+    def test_fractions_are_counted_as_people_do(self):
+        """0.55 * 20 is 11.000000000000002 in floats: eleven are strong, not twelve."""
+        assert int((ABFP(k=0.55, strength=1.0).factors(torch.rand(1, 20, 3)) < 0).sum()) == 11
+
+    def test_a_filter_of_almost_nothing_has_a_bounded_factor(self):
+        factors = ABFP(k=0.5, strength=1.0).factors(torch.tensor([[[1.0], [1e-30]]]))
+        assert float(factors.max()) == 10.0
 
     def test_exactly_so_many_are_strong_where_all_are_equal(self):
         factors = ABFP(k=0.5, strength=1.0).factors(torch.ones(1, 4, 3))
@@ -90,6 +103,11 @@ class TestSFP:
 
     def test_equal_filters_lose_exactly_so_many(self):
         assert (after_epoch(SFP(k=0.5), [[1.0, 1.0]] * 4, 1, 1) != 0).any(-1).sum() == 2
+
+    def test_fractions_are_counted_as_people_do(self):
+        """10 * (1 - 0.9) is 0.9999999999999998 in floats: one filter goes."""
+        found = after_epoch(SFP(k=0.9), [[float(i + 1)] for i in range(10)], 1, 1)
+        assert int((found != 0).sum()) == 9
 
     def test_by_the_length_and_not_by_the_sum(self):
         """(2, 2) is longer in L1, (0, 3) in L2."""

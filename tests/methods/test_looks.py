@@ -99,6 +99,59 @@ class TestCrAM:
             method_from({"name": "cram", "ratios": ratios})
 
 
+class Branches(nn.Module):
+    """Uses one branch in odd calls and the other in even ones; a third never; counts its calls in another tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.odd, self.even, self.idle = (nn.Conv2d(1, 4, 3) for _ in range(3))
+        self.head = nn.Linear(144, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        branch = self.odd if int(self.calls) % 2 else self.even
+        return self.head(branch(x).relu().flatten(1))
+
+
+@pytest.mark.parametrize("method", [SAM(), CrAM(), CrAM(kind="filters"), CrAM(kind="rank")], ids=str)
+def test_layers_that_a_look_does_not_use(method):
+    """Weights without a gradient stay to the bit, gradients stay with their parameters, buffers are those of the first look."""
+    net = Branches()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    step = step_of(net, method, 3, settings={"momentum": 0.0, "weight_decay": 0.0})
+    step(batch())
+    after = dict(net.named_parameters())
+    moved = {name for name, p in before.items() if not torch.equal(p, after[name])}
+    odd = {"odd.weight", "odd.bias"} if isinstance(method, CrAM) else set()  # CrAM+ adds the first look's
+    assert moved == {"even.weight", "even.bias", "head.weight", "head.bias"} | odd or moved == {
+        "head.weight", "head.bias", *odd
+    }  # fmt: skip
+    assert int(net.calls) == 1
+
+
+def test_where_a_look_fails_the_weights_are_back():
+    net = layer(START)
+
+    class Fails(Bowl):
+        def __call__(self, batch):
+            if self.looked_at:
+                raise RuntimeError("in the second look")
+            return super().__call__(batch)
+
+    with pytest.raises(RuntimeError, match="second look"):
+        gradient_of(SAM(rho=0.5), net, Fails(net, ORIGIN))
+    close(net[0].weight.detach().flatten(1), START)
+
+
+def test_an_overflow_in_the_first_look_is_seen_in_the_gradient():
+    """As GradScaler must see it, to skip the step."""
+    net = layer(START)
+    found = gradient_of(CrAM(kind="rank", ratios=(0.5,), plus=False), net, Bowl(net, [[math.inf, 0.0], [0.0, 0.0]]))
+    assert not bool(found.isfinite().all())
+
+
 def noisy() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))

@@ -109,6 +109,16 @@ class TestFR:
         inner = (FR(force=force).forces(weights) * weights).sum(-1)
         torch.testing.assert_close(inner, torch.zeros_like(inner))
 
+    @pytest.mark.parametrize("spread", [0.0, 1e-4])
+    def test_the_constant_force_between_filters_that_are_nearly_equal(self, spread):
+        """The state that it drives towards: float32 against a loop in float64, and no force at all between equal ones."""
+        torch.manual_seed(0)
+        weights = (torch.randn(1, 64) + spread * torch.randn(32, 64)).float()
+        exact = FR(force="l1").forces(weights.double()[None])
+        found = FR(force="l1").forces(weights[None])
+        assert float((found - exact).norm()) <= 1e-2 * float(exact.norm()) + 1e-5 * float(weights.norm())
+        assert spread or float(found.norm()) <= 1e-5 * float(weights.norm())
+
     def test_the_constant_force_by_a_loop_over_pairs(self):
         torch.manual_seed(0)
         weights = torch.randn(5, 7, dtype=torch.float64)

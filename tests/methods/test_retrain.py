@@ -55,6 +55,19 @@ class TestSchedules:
     def test_warm_up_starts_low(self):
         assert rates(retraining(self.LINEAR, 10, "llr"))[0] < 0.02
 
+    def test_lrw_of_a_training_with_a_warm_up_and_of_a_retraining(self):
+        warm = TrainConfig(epochs=100, lr=0.1, schedule=Schedule(warmup=20))
+        assert rates(retraining(warm, 5, "lrw")) == pytest.approx(rates(warm)[-5:])
+        again = retraining(self.LINEAR, 10, "lrw")
+        assert rates(retraining(again, 5, "lrw")) == pytest.approx(rates(again)[-5:])
+        assert rates(retraining(again, 10, "llr"))[1] == pytest.approx(0.01)  # the largest rate that it had
+
+    @pytest.mark.parametrize("schedule", ["ft", "lrw", "slr", "clr", "llr"])
+    def test_of_a_constant_rate(self, schedule):
+        constant = TrainConfig(epochs=10, lr=0.1, schedule=Schedule(kind="constant"))
+        assert rates(retraining(constant, 10, schedule))[1] == pytest.approx(0.1)
+        assert rates(retraining(TrainConfig(epochs=1, lr=0.1), 1, schedule))
+
     @pytest.mark.parametrize(("epochs", "schedule"), [(0, "llr"), (101, "lrw"), (5, "cosine")])
     def test_what_makes_no_sense(self, epochs, schedule):
         with pytest.raises(ConfigError):
@@ -111,15 +124,41 @@ def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):
     again = retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
     assert [phase.result for phase in again] == [phase.result for phase in first]
     assert (again[-1].folder / "model.safetensors").read_bytes() == before
-    with pytest.raises(ConfigError, match=r"^epochs=2: .* holds a retraining with epochs=1; give another --out"):
+    with pytest.raises(ConfigError, match=r"^epochs=2: .* holds a retraining with epochs=1; choose another --out"):
         retrain(dense, tmp_path / "out", ratio=0.9, epochs=2, phases=2, quiet=True)
     with pytest.raises(ConfigError, match=r"^ratio=0.5: .* holds a retraining with ratio=0.9"):
         retrain(dense, tmp_path / "out", ratio=0.5, epochs=1, phases=2, quiet=True)
+    model = dense / "model.safetensors"
+    kept = model.read_bytes()
+    fit(RunFolder(dense).config.model_copy(update={"seed": 5}), tmp_path / "other", quiet=True)
+    model.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"^weights=.* holds a retraining with other weights"):
+        retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    model.write_bytes(kept)
     with pytest.raises(ConfigError, match=r"weight_decay"):
         retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, weight_decay=1e-3, quiet=True)
 
 
-@pytest.mark.parametrize("wrong", [{"ratio": 0.0}, {"ratio": 1.0}, {"phases": 0}, {"epochs": 0}], ids=str)
+def test_folders_of_others_are_left_alone(dense, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        retrain(dense, tmp_path / "file", ratio=0.9, epochs=1, quiet=True)
+    for folder in (dense, tmp_path):
+        before = sorted(p.name for p in folder.iterdir())
+        with pytest.raises(ConfigError, match="holds files, but no retraining"):
+            retrain(dense, folder, ratio=0.9, epochs=1, quiet=True)
+        assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_less_than_is_removed_already_is_refused(dense, tmp_path):
+    retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, quiet=True)
+    with pytest.raises(ConfigError, match=r"90\.0\d% of the weights of .*phase-1 are 0 already"):
+        retrain(tmp_path / "out" / "phase-1", tmp_path / "again", ratio=0.5, epochs=1, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ratio": 0.0}, {"ratio": 1.0}, {"phases": 0}, {"epochs": 0}, {"weight_decay": -1.0}], ids=str
+)
 def test_wrong_settings_are_named_before_anything_is_written(dense, tmp_path, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         retrain(dense, tmp_path / "out", **{"ratio": 0.5, "epochs": 1, **wrong}, quiet=True)

@@ -11,6 +11,7 @@ from sparsefw.geometry import KSparse, KSupport
 from sparsefw.methods import SparseFW, method_from
 from sparsefw.models import build
 from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled, initial_norm
+from sparsefw.train import load_recipe
 from sparsefw.typed import ConfigError
 
 ROWS = [[0.1, 0.0], [0.0, 0.2], [0.3, 0.0], [0.0, 0.4]]
@@ -49,6 +50,19 @@ class TestAnneal:
             method.after_epoch(net, optimizer, epoch, 20)
             found.append(regions(optimizer)[0].gauge.k)
         assert found == [20, 18, 17, 15, 14, 12, 10, 9, 7, 6, *[4] * 11]
+
+    @pytest.mark.parametrize("epochs", [2, 5, 20])
+    def test_the_last_epoch_is_trained_with_the_goal(self, epochs):
+        net = layer([[1.0]] * 20)
+        method = SparseFW(k=4, w=1.0, w_start=3.0, anneal=True, over=1.0)
+        optimizer = optimizer_of(method, net, 0.1)
+        for epoch in range(1, epochs):
+            method.after_epoch(net, optimizer, epoch, epochs)
+        assert regions(optimizer) == regions(optimizer_of(SparseFW(k=4, w=1.0), layer([[1.0]] * 20), 0.1))
+
+    def test_one_epoch_is_too_short(self):
+        with pytest.raises(ConfigError, match=r"train\.epochs=1: .*anneal.* needs at least 2"):
+            load_recipe("digits-resnet-filters", ["train.epochs=1", "method.anneal=true"])
 
     @pytest.mark.parametrize("gauge", ["k-support", "k-sparse"])
     @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
@@ -116,8 +130,33 @@ class TestEverything:
         optimizer = optimizer_of(SparseFW(kind="weights", k=0.5, w=2.0, everything=True), build("resnet_digits"), 0.1)
         assert {group["region"].name for group in optimizer.param_groups} == {"KSupportBall"}
 
+    def test_k_sparse_regions_have_the_same_diameters(self):
+        found = {}
+        for gauge in ("k-support", "k-sparse"):
+            method = SparseFW(kind="weights", k=0.5, w=2.0, everything=True, gauge=gauge)
+            optimizer = optimizer_of(method, build("resnet_digits", width=16), 0.1)
+            for group in optimizer.param_groups:
+                for name, p in zip(group["param_names"], group["params"], strict=True):
+                    found.setdefault(name, []).append(group["region"].diameter(p.shape))
+        for name, (support, sparse) in found.items():
+            assert sparse == pytest.approx(support), name
+
 
 class TestCoupled:
+    def test_with_the_other_gauge(self):
+        method = SparseFW(k=0.5, w=2.0, coupled=True, gauge="k-sparse")
+        optimizer = optimizer_of(method, build("resnet_digits", width=8), 0.1, example=torch.zeros(2, 1, 8, 8))
+        assert all(isinstance(region.gauge, KSparse) for region in regions(optimizer))
+
+    def test_depthwise_convolutions_belong_to_their_channels(self):
+        net = nn.Sequential(
+            nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1),
+            nn.Flatten(), nn.Linear(48, 2),
+        )  # fmt: skip
+        optimizer = optimizer_of(SparseFW(k=0.5, w=2.0, coupled=True), net, 0.1, example=torch.zeros(2, 1, 8, 8))
+        blocks = [set(g["param_names"]) for g in optimizer.param_groups if g["coupled"]]
+        assert {"0.weight", "1.weight", "2.weight", "3.weight"} in blocks
+
     def optimizer(self, net: nn.Module):
         method = SparseFW(k=0.5, w=2.0, coupled=True)
         return optimizer_of(method, net, 0.1, example=torch.zeros(2, 1, 8, 8))
@@ -185,6 +224,16 @@ class TestStickiness:
             net[0].weight.grad = torch.tensor(gradient)[:, :, None, None]
             optimizer.step()
         assert net[0].weight[1, 1] < 0
+
+    def test_transposed_convolutions_are_chosen_by_the_last_norms(self):
+        """Their filters do not lie together in memory."""
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 4, 3))
+        optimizer = optimizer_of(SparseFW(k=2, w=1.0, stickiness=0.9), net, 0.1)
+        for p in net.parameters():
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        assert "scores" in optimizer.state[net[0].weight]
+        assert "scores" not in optimizer.state[net[1].weight]
 
     def test_scores_are_saved(self):
         net = layer(ROWS)

@@ -74,6 +74,16 @@ def test_a_list_of_lists_is_a_choice_of_lists(tmp_path):
     ("text", "named"),
     [
         ("kind: filters\nat: [0.5]\nmethods: {}\n", "recipe is missing"),
+        ("recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods: {}\n", "methods"),
+        (
+            "recipe: digits\nkind: filters\nat: [0.5]\nmethods: {A: {method: {name: ssl}}}\n",
+            r"own\.yaml, A: .*digits-sgd",
+        ),
+        ("recipe: digits-resnet\nkind: filters\nat: [1.0]\nmethods: {A: {method: {name: ssl}}}\n", "own.yaml, A: .*at"),
+        (
+            "recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods: {A: {method: {name: ssl, strength: []}}}\n",
+            "empty",
+        ),
         ("recipe: digits-resnet\nkind: filter\nat: [0.5]\nmethods: {}\n", "kind='filter'"),
         ("recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods: {A: {method: {name: sgd}, trian: {}}}\n", "trian"),
         (
@@ -85,7 +95,7 @@ def test_a_list_of_lists_is_a_choice_of_lists(tmp_path):
 def test_mistakes_are_named(tmp_path, text, named):
     (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(ConfigError, match=named):
-        load_grid(str(tmp_path / "own.yaml")).points("A")
+        load_grid(str(tmp_path / "own.yaml"))
 
 
 @pytest.mark.parametrize("name", ["filters-cifar", "nothing.yaml"])

@@ -86,7 +86,7 @@ def rates(stem: str, data: Path | None, seconds: float, changes: Sequence[str], 
     """Images per second and memory of methods, as shares of SGD's."""
     if f"{stem}-sgd" not in recipe_names():
         raise ConfigError(
-            f"bench train {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
+            f"bench {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
     configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
     found: dict[str, list[Measured]] = {key: [] for key in rows}
@@ -121,9 +121,7 @@ def row_config(stem: str, row: Row, data: Path | None, changes: Sequence[str]) -
     if info.make is not None or data is not None or os.environ.get(VARIABLE):
         return config
     if info.task != "classification" or info.classes is None:
-        raise ConfigError(
-            f"bench train {stem!r}: images of {info.name} have labels that cannot be made up; give --data"
-        )
+        raise ConfigError(f"bench {stem!r}: images of {info.name} have labels that cannot be made up; give --data")
     batch, shape = config.data.batch_size, _shape(config)
     batches = max(MADE_UP_BATCHES, MADE_UP_BYTES // (batch * math.prod(shape)))
     noise = Noise(shape=shape, classes=info.classes, images=batch * batches)

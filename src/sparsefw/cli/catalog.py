@@ -40,9 +40,9 @@ def _methods() -> dict[str, str]:
     rows, order = measured_costs()["rows"], ("any", "filters", "rank", "weights")
     found = {}
     for name, method in sorted(METHODS.items(), key=lambda item: order.index(item[1].removes)):
-        costs = sorted(1 / rows[form or name]["share"] for form in method.forms)
-        cost = "-".join(dict.fromkeys(f"{cost:.1f}" for cost in (costs[0], costs[-1])))
-        found[name] = f"{method.removes:7}  {cost + 'x':8}  {method.title}: {_first_line(method)} [{method.paper}]"
+        costs = sorted(1 / rows[form or name]["share"] for form in method.forms if (form or name) in rows)
+        cost = "-".join(dict.fromkeys(f"{cost:.1f}" for cost in costs[:: max(1, len(costs) - 1)])) + "x" * bool(costs)
+        found[name] = f"{method.removes:7}  {cost or '-':8}  {method.title}: {_first_line(method)} [{method.paper}]"
     return found
 
 

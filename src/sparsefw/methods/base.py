@@ -63,6 +63,7 @@ class Method(Section):
     removes       what it prepares a network for the removal of: "filters", "rank", "weights", or "any"
     looks         how often a step looks at its batch: those that do so twice cost twice as much
     forms         its rows in `sparsefw bench train`: a name, and the settings
+    told          settings that labels in tables and figures always tell
     averages      False: an average of its weights (train.ema) has not what they have, so it is refused
     """
 
@@ -71,6 +72,7 @@ class Method(Section):
     removes: ClassVar[str] = "any"
     looks: ClassVar[int] = 1
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    told: ClassVar[tuple[str, ...]] = ("kind", "k", "strength")
     averages: ClassVar[bool] = True
 
     name: str
@@ -98,6 +100,27 @@ class Method(Section):
     def uncapturable(self) -> str | None:
         """Why steps cannot be captured in a CUDA graph, in a few words; None where they can."""
         return None
+
+    @property
+    def least_epochs(self) -> int:
+        """How many there must be for what changes between them."""
+        return 1
+
+    @property
+    def prepares(self) -> str:
+        """What to remove after training: "filters", "rank" or "weights"."""
+        return "filters" if self.removes == "any" else self.removes
+
+    @property
+    def label(self) -> str:
+        """Such as "SSL strength=0.01": its title, and the settings that are not the default ones."""
+        words = [self.title]
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name != "name" and (value != field.default or name in self.told):
+                plain = f"{value:g}" if isinstance(value, float) else str(value)
+                words.append(plain if name == "kind" else name if value is True else f"{name}={plain}")
+        return " ".join(words)
 
     def overrides(self, hook: str) -> bool:
         """Whether this method does something in `hook`."""

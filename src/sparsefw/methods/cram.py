@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from sparsefw.geometry.subspace import svd
 from sparsefw.methods.base import Backward, Batch, Method, OptimizerSettings, register
 from sparsefw.methods.layers import Layers, layers_of
-from sparsefw.methods.looks import elsewhere, gradients_of
+from sparsefw.methods.looks import elsewhere
 from sparsefw.optim import SFW
 
 
@@ -52,14 +52,17 @@ class CrAM(Method):
     def uncapturable(self) -> str | None:
         return "an SVD waits for the device" if self.kind == "rank" else None
 
+    @property
+    def prepares(self) -> str:
+        return self.kind
+
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         layers_of(model, self.kind)  # refused where there are none
         return super().optimizer(model, settings, report)
 
     def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
         sums = backward(batch)
-        g = gradients_of(model)
-        with elsewhere(model) as parameters:
+        with elsewhere(model) as (parameters, g):
             with torch.no_grad():
                 torch._foreach_add_(parameters, torch._foreach_mul(g, self.rho / backward.scale))
             restrictions = self._compress(model)
@@ -67,8 +70,8 @@ class CrAM(Method):
             with torch.no_grad():
                 for layers, restrict in restrictions:
                     layers.change_gradients(restrict)
-                if self.plus:
-                    torch._foreach_add_(gradients_of(model), g)
+                for p, dense in zip(parameters, g, strict=True) if self.plus else ():
+                    p.grad = dense if p.grad is None else p.grad.add_(dense)
         return sums
 
     @torch.no_grad()
@@ -99,9 +102,10 @@ def _masked(weights: Tensor, mask: Tensor) -> tuple[Tensor, Change]:
 
 
 def _low_rank(weights: Tensor, ratio: Tensor) -> tuple[Tensor, Change]:
-    U, s, Vh = svd(weights)
+    U, s, Vh = svd(weights.nan_to_num(0.0, 0.0, 0.0))
     U = U * _largest(s, ratio).unsqueeze(-2)
-    return (U * s.unsqueeze(-2)) @ Vh, lambda gradient: U @ (U.mT @ gradient)
+    nothing = weights - weights  # NaN where the gradient overflowed: the second one is then not finite either
+    return (U * s.unsqueeze(-2)) @ Vh + nothing, lambda gradient: U @ (U.mT @ gradient)
 
 
 def _drawn(ratios: tuple[float, ...], device: torch.device) -> Tensor:
@@ -109,7 +113,7 @@ def _drawn(ratios: tuple[float, ...], device: torch.device) -> Tensor:
     which = torch.randint(len(ratios), (), device=device)
     if distributed.is_initialized():
         distributed.broadcast(which, 0)
-    return _on(device, ratios)[which]
+    return _on(device, ratios).take(which)  # an index would be read by the host
 
 
 @functools.cache

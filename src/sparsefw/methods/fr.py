@@ -15,14 +15,14 @@ from sparsefw.geometry.gauges import divide
 from sparsefw.methods.base import Method, register
 from sparsefw.methods.layers import layers_of
 
-_TOO_CLOSE = 1e-6  # unit filters at this distance have no direction between them
+_TOO_CLOSE = 1e-6  # far above the rounding of float64: unit filters at this distance have no direction between them
 
 
 @register
 class FR(Method):
-    """SGD with -strength * D added to the gradient, where filters W_i = ||W_i|| w_i feel the force
+    """SGD with -strength * D added to the gradient, D a force between the directions of all filters of a layer.
 
-        D_i = ||W_i|| (I - w_i w_i^T) sum_{j != i} f(w_j - w_i):
+        D_i = ||W_i|| (I - w_i w_i^T) sum_{j != i} f(w_j - w_i),   W_i = ||W_i|| w_i
 
     f(z) = z for the "l2" force, z / ||z|| for "l1". The projection keeps norms; filters that are 0 feel and cause nothing.
     """
@@ -46,8 +46,10 @@ class FR(Method):
         unit = weights * divide(1, norms)
         if self.force == "l2":
             pull = unit.sum(-2, keepdim=True)
-        else:  # w_i itself, in w_j - w_i, is projected away
-            gram = unit @ unit.mT
-            distances = (2 - 2 * gram).clamp(min=0).sqrt()
-            pull = torch.where(distances > _TOO_CLOSE, 1 / distances, 0) @ unit
+        else:  # w_i itself, in w_j - w_i, is projected away; distances by a Gram matrix lose half of all digits
+            exact = weights.double()
+            exact = exact * divide(1, torch.linalg.vector_norm(exact, dim=-1, keepdim=True))
+            distances = (2 - 2 * exact @ exact.mT).clamp(min=0).sqrt()
+            distances.diagonal(dim1=-2, dim2=-1).zero_()
+            pull = (torch.where(distances > _TOO_CLOSE, 1 / distances, 0) @ exact).to(weights.dtype)
         return norms * (pull - unit * (unit * pull).sum(-1, keepdim=True))

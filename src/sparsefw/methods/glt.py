@@ -21,7 +21,7 @@ from sparsefw.optim import SFW
 
 @register
 class GLT(Method):
-    """W <- argmin_Y 1/2 ||Y - W||^2 + lr r(Y) after every step (or epoch) of SGD on the loss alone, where
+    """SGD on the loss alone; after every step (or epoch) W <- argmin_Y 1/2 ||Y - W||^2 + lr r(Y), a (sparse) group lasso.
 
         r(W) = strength * sum over layers of [ (1 - lasso) sqrt(P) sum_j ||W_j||_2 + lasso ||W||_1 ],
 

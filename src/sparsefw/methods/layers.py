@@ -49,14 +49,15 @@ class Layers:
 
 def layers_of(model: nn.Module, kind: str) -> list[Layers]:
     """The layers that `constrain(model, kind)` would constrain, so that all methods compete for the same weights."""
+    state = tuple((id(p), p.requires_grad, p.device) for p in model.parameters())
     known = _KNOWN.setdefault(model, {})
-    if kind not in known:
-        known[kind] = list(_found(model, kind))
-    return known[kind]
+    if kind not in known or known[kind][0] != state:
+        known[kind] = state, list(_found(model, kind))
+    return known[kind][1]
 
 
 # A model's layers are the same in every step, and finding them takes longer than a step of a small network.
-_KNOWN: WeakKeyDictionary[nn.Module, dict[str, list[Layers]]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[tuple, list[Layers]]]] = WeakKeyDictionary()
 
 
 def _found(model: nn.Module, kind: str) -> Iterator[Layers]:

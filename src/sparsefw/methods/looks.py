@@ -8,24 +8,23 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 
-def gradients_of(model: nn.Module) -> list[Tensor]:
-    """Those that are there by now."""
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
 @contextmanager
-def elsewhere(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The parameters that have gradients, to be moved, without them; afterwards they are where they were, with those found there.
+def elsewhere(model: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """The parameters that have gradients, to be moved, and these gradients; afterwards all weights are where they were.
 
-    Norms keep the statistics of the first look: those of a network that is not the trained one would be wrong for it.
+    Gradients begin anew. Norms keep the statistics of the first look: those of another network than the trained one are wrong.
     """
     parameters: list[Tensor] = [p for p in model.parameters() if p.grad is not None]
-    touched = [*(p.data for p in parameters), *model.buffers()]
-    before = [t.clone() for t in touched]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    weights = [(p.data, p.data.clone()) for p in model.parameters()]
+    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     for p in parameters:
         p.grad = None
     try:
-        yield parameters
+        yield parameters, gradients
     finally:
-        for t, old in zip(touched, before, strict=True):
-            t.copy_(old)
+        for weight, before in weights:
+            weight.copy_(before)
+        for module, name, buffer, before in buffers:  # some modules put another tensor in the place of a buffer
+            buffer.copy_(before)
+            module._buffers[name] = buffer

@@ -44,7 +44,7 @@ class Masked(Method):
     def adjust(self, model: nn.Module) -> None:
         for p, mask in _MASKS[model]:
             if p.grad is not None:
-                p.grad.mul_(mask)
+                p.grad.mul_(mask.to(p.device))
 
 
 _MASKS: WeakKeyDictionary[nn.Module, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()

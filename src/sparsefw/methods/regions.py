@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsefw.compression.channels import EACH, OUT, Channels, find_channels
-from sparsefw.geometry import Ball, GroupKSupportBall, KSparse, KSparsePolytope, KSupport, KSupportBall, LpBall
+from sparsefw.geometry import Ball, GroupKSupportBall, Groups, KSparse, KSparsePolytope, KSupport, KSupportBall, LpBall
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, NORMALISATION
 from sparsefw.optim.groups import axes_of, blocks_of
 from sparsefw.optim.rules import Rule, find
@@ -20,7 +20,7 @@ from sparsefw.typed import ConfigError
 STAGES = 10  # in which regions change: each change costs a new plan and a new CUDA graph
 
 
-def coupled_rules(model: nn.Module, example: Tensor | None) -> list[Rule]:
+def coupled_rules(model: nn.Module, example: Tensor | None, gauge: str) -> list[Rule]:
     """One rule for each set of channels that is removed as a whole: its convolutions with the scales of their norms.
 
     Row j of the block is all that belongs to channel j and goes with it. What reads the channels belongs to its own filters.
@@ -28,7 +28,12 @@ def coupled_rules(model: nn.Module, example: Tensor | None) -> list[Rule]:
     if example is None:
         raise ConfigError("method.coupled: needs an example of what the network gets, to follow its channels")
     sets = [channels for channels in find_channels(model, example) if not channels.fixed]
-    return [Rule(names, kind=GroupKSupportBall, coupled=True) for names in (_members(model, c) for c in sets) if names]
+    make = {"k-support": GroupKSupportBall, "k-sparse": _group_k_sparse}[gauge]
+    return [Rule(names, kind=make, coupled=True) for names in (_members(model, c) for c in sets) if names]
+
+
+def _group_k_sparse(k: int) -> Ball:
+    return Ball(Groups(), KSparse(k))
 
 
 def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
@@ -36,11 +41,10 @@ def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
     one_each = tuple((i,) for i in range(channels.count))
     written = [site for site in channels.sites if site.side in (OUT, EACH)]
     modules = dict(model.named_modules())
-    convs = [s for s in written if s.side == OUT and isinstance(modules.get(s.layer), CONVOLUTIONS)]
-    norms = [s for s in written if s.side == EACH and isinstance(modules.get(s.layer), BATCH_NORMS)]
-    if not convs or any(site.slots != one_each for site in (*convs, *norms)):
+    belong = [s for s in written if isinstance(modules.get(s.layer), (*CONVOLUTIONS, *BATCH_NORMS))]
+    if not any(site.side == OUT for site in belong) or any(site.slots != one_each for site in belong):
         return ()
-    names = [f"{site.layer}.weight" for site in (*convs, *norms)]
+    names = [f"{site.layer}.weight" for site in belong]
     return tuple(glob.escape(name) for name, p in model.named_parameters() if name in names and p.requires_grad)
 
 
@@ -59,7 +63,7 @@ def everything_else(model: nn.Module, rules: list[Rule], w: float, like: str | N
         for name, c in left.items()
         if isinstance(c.found.module, NORMALISATION) and c.found.local_name == "bias"
     )
-    found = [Rule(zero, kind=make, radius=w)] if zero else []
+    found = [Rule(zero, kind=make, w=w, initial=1.0)] if zero else []
     return [*found, *([Rule("*", kind=make)] if len(zero) < len(left) else [])]
 
 

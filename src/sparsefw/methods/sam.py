@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.gauges import divide
 from sparsefw.methods.base import Backward, Batch, Method, register
-from sparsefw.methods.looks import elsewhere, gradients_of
+from sparsefw.methods.looks import elsewhere
 
 
 @register
@@ -29,10 +29,9 @@ class SAM(Method):
 
     def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
         sums = backward(batch)
-        g = gradients_of(model)  # times the scale of the loss, which cancels
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g)))
-        with elsewhere(model) as parameters:
+        with elsewhere(model) as (parameters, g):
             with torch.no_grad():
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g)))  # the scale of the loss cancels
                 torch._foreach_add_(parameters, torch._foreach_mul(g, divide(self.rho, norm)))
             backward(batch)
         return sums

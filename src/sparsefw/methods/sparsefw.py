@@ -105,9 +105,17 @@ class SparseFW(Method):
                 raise ValueError(f"{option}={getattr(self, option)!r} has no effect here: {why}")
         return self
 
+    @property
+    def least_epochs(self) -> int:
+        return 2 if self.anneal or self.w_start is not None else 1
+
+    @property
+    def prepares(self) -> str:
+        return {"neurons": "filters"}.get(self.kind, "weights" if ":" in self.kind else self.kind)
+
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         w = default_w(settings.steps, is_normalised(model)) if self.w is None else self.w
-        rules = coupled_rules(model, settings.example) if self.coupled else []
+        rules = coupled_rules(model, settings.example, self.gauge) if self.coupled else []
         if has_more(model, self.kind, rules):
             rules.append(Rule(kind=self.kind, gauge=self.gauge))
         if self.everything:
@@ -119,12 +127,17 @@ class SparseFW(Method):
                 start = 1.0 if self.w_start is None else self.w_start / w
                 group["schedule"] = RegionSchedule.of(group, self.anneal, start).plain()
                 group["region"] = RegionSchedule.from_plain(group["schedule"]).at(0.0)
-                group["score_momentum"] = self.stickiness if group["region"].view == Groups() else 0.0
+                rows = group["region"].view == Groups() and not any(group.get("axes") or ())
+                group["score_momentum"] = self.stickiness if rows else 0.0
         return settings.make(groups, rescale=RESCALES[self.rescale])
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        for group in optimizer.param_groups if self.anneal or self.w_start else ():
+        if not self.anneal and self.w_start is None:
+            return
+        done = epoch / min(self.over * epochs, max(1, epochs - 1))  # the last epoch, at least, is trained with the goal
+        for group in optimizer.param_groups:
             if group["region"] is not None:
-                region = RegionSchedule.from_plain(group["schedule"]).at(epoch / epochs / self.over)
+                region = RegionSchedule.from_plain(group["schedule"]).at(done)
                 if region != group["region"]:  # a captured step follows the object
                     group["region"] = region
+        optimizer.enter_regions()  # now: a checkpoint of this moment holds weights that are inside

@@ -156,6 +156,8 @@ def _region(rule: Rule, members: Sequence[Candidate]) -> Ball:
         return unit.with_radius(rule.radius)
     if rule.w is None:
         raise ValueError(f"{where}: how large may the region be? give steps (of the whole training), or w, or a radius")
+    if rule.initial is not None:
+        return unit.with_diameter(2 * rule.w * rule.initial, shape)
     try:
         initial = math.sqrt(sum(initial_norm(c.found.module, c.found.local_name, c.parameter) ** 2 for c in members))
     except ValueError as error:

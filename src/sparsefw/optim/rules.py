@@ -48,6 +48,7 @@ class Rule:
     types     module types; default: those that the kind's word means, or any
     coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
     gauge     "k-support" or "k-sparse", of a word's region
+    initial   counts as the norm of the initialisation, for what starts at 0
     """
 
     match: str | tuple[str, ...] = "*"
@@ -58,6 +59,7 @@ class Rule:
     types: tuple[type[nn.Module], ...] | None = None
     coupled: bool = False
     gauge: str = "k-support"
+    initial: float | None = None
 
     def __post_init__(self) -> None:
         where = f"rule {self.match!r}"

@@ -114,6 +114,13 @@ class SFW(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    @torch.no_grad()
+    def enter_regions(self) -> None:
+        """Scale weights into regions that were given to their groups since the last step; every step begins with it."""
+        for index, group in enumerate(self.param_groups):
+            if self._entered.setdefault(index, group["region"]) != group["region"]:
+                self._enter_region(index)
+
     def _enter_region(self, index: int) -> None:
         group, names = self.param_groups[index], self._names(index)
         check_group(group, names)
@@ -133,9 +140,7 @@ class SFW(torch.optim.Optimizer):
         params, names = self._with_gradients()
         if not params:
             return loss
-        for index, group in enumerate(self.param_groups):
-            if self._entered.setdefault(index, group["region"]) != group["region"]:
-                self._enter_region(index)  # the user gave the group another region
+        self.enter_regions()
         plan = self._planner.plan(
             self.param_groups, self._current_stacks, params, names, self.state.__getitem__, self._health
         )

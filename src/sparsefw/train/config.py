@@ -91,9 +91,9 @@ class EngineConfig(Section):
 
 
 class CurveConfig(Section):
-    """What `sparsefw curve` and `sparsefw compress` look at unless told otherwise: the kind, and the ratios removed."""
+    """What `sparsefw curve` looks at unless told otherwise: the kind (None: what the method prepares for), and the ratios."""
 
-    kind: Literal["filters", "rank", "weights"] = "filters"
+    kind: Literal["filters", "rank", "weights"] | None = None
     at: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     calibration: int = Field(default=4096, ge=2)
 
@@ -122,6 +122,19 @@ class RunConfig(Section):
         if self.data.batch_size % self.engine.accumulate:
             raise ValueError(
                 f"engine.accumulate={self.engine.accumulate} does not divide data.batch_size={self.data.batch_size}"
+            )
+        return self
+
+    @property
+    def curve_kind(self) -> str:
+        """What is removed after training, unless said otherwise: what the method prepares for."""
+        return self.curve.kind or self.method.prepares
+
+    @model_validator(mode="after")
+    def _long_enough(self) -> Self:
+        if self.train.epochs < self.method.least_epochs:
+            raise ValueError(
+                f"train.epochs={self.train.epochs}: {self.method.label} needs at least {self.method.least_epochs}"
             )
         return self
 

@@ -131,7 +131,9 @@ class RunFolder:
 
     def _same(self, config: RunConfig) -> None:
         old, new = flat(self.config.plain()), flat(config.plain())
-        for key in sorted({*old, *new}):
+        for key in sorted(
+            {*old, *new}, key=lambda key: (not key.endswith(".name"), key)
+        ):  # other names, other settings
             if old.get(key) != new.get(key) and not MAY_CHANGE.match(key):
                 raise ConfigError(
                     f"{self.path} holds a run with {key}={old.get(key)!r}, this one has {new.get(key)!r}; "

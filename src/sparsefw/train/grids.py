@@ -48,7 +48,7 @@ class Grid(Section):
     kind: Literal["filters", "rank", "weights"]
     at: tuple[float, ...]
     train: dict[str, Any] = Field(default_factory=dict)
-    methods: dict[str, Entry]
+    methods: dict[str, Entry] = Field(min_length=1)
 
     def points(self, method: str, changes: Sequence[str] = (), **fields: Any) -> list[Point]:
         """All configurations of a row, with `changes` such as "train.epochs=5" applied."""
@@ -71,8 +71,8 @@ class Grid(Section):
 
 def grid_names() -> dict[str, str]:
     """Every shipped grid and what it is about."""
-    files = sorted(file.name for file in SHIPPED.iterdir() if file.name.endswith(".yaml"))
-    return {name.removesuffix(".yaml"): load_grid(name.removesuffix(".yaml")).about for name in files}
+    files = sorted((file for file in SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    return {file.name.removesuffix(".yaml"): read_yaml(file.read_text(), file.name)["about"] for file in files}
 
 
 def load_grid(name: str) -> Grid:
@@ -85,4 +85,12 @@ def load_grid(name: str) -> Grid:
             f"grid {name!r}: there is no such {'file' if own else 'grid'}{hint}; see `sparsefw list grids`"
         )
     values = read_yaml(file.read_text(), name)
-    return parse(Grid, {"name": Path(name).stem if own else name, **values}, f"grid {name}")
+    grid = parse(Grid, {"name": Path(name).stem if own else name, **values}, f"grid {name}")
+    for method in grid.methods:
+        try:
+            points = grid.points(method)
+        except ConfigError as error:
+            raise ConfigError(f"grid {name}, {method}: {error}") from None
+        if not points:
+            raise ConfigError(f"grid {name}, {method}: an empty list leaves nothing to try")
+    return grid

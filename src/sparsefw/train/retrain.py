@@ -9,7 +9,9 @@ and training goes on with these masks (methods/masked.py). Each phase is an ordi
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from sparsefw.train.config import TrainConfig, WeightsConfig
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.run import fit
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import ConfigError
+from sparsefw.typed import ConfigError, parse
 from sparsefw.words import did_you_mean
 
 WARM_UP = 0.1  # of the retraining
@@ -44,21 +46,29 @@ def retraining(train: TrainConfig, epochs: int, schedule: str) -> TrainConfig:
         raise ConfigError(f"schedule={schedule!r}{did_you_mean(schedule, SCHEDULES)}; there are {', '.join(SCHEDULES)}")
     if epochs < 1:
         raise ConfigError(f"epochs={epochs}: at least one")
-    if schedule == "lrw" and epochs > train.epochs:
-        raise ConfigError(f"epochs={epochs}: lrw repeats the end of a training that had {train.epochs}")
-    last = train.schedule.at(train.epochs - 1, train.epochs, 1)  # the factor at which the last epoch began
+    old = train.schedule
+    falling = train.epochs - old.warmup  # epochs that were not warm-up
+    if schedule == "lrw" and epochs > falling:
+        raise ConfigError(f"epochs={epochs}: lrw repeats the end of a training that had {falling:g} after its warm-up")
+    first, last = (
+        old.factor_at(old.begin),
+        old.at(train.epochs - 1, train.epochs, 1),
+    )  # the last epoch began with `last`
     warmup = WARM_UP * epochs
-    lr, rest_lr = train.lr, train.rest_lr
+    scale = {"ft": last, "clr": first, "llr": first}.get(schedule, 1.0)
     if schedule == "ft":
-        lr, rest_lr = lr * last, None if rest_lr is None else rest_lr * last
-    found = {
-        "ft": Schedule(kind="constant"),
-        "lrw": train.schedule.model_copy(update={"begin": 1 - epochs / train.epochs, "warmup": 0.0}),
-        "slr": train.schedule.model_copy(update={"warmup": warmup}),
-        "clr": Schedule(kind="cosine", warmup=warmup, floor=last),
-        "llr": Schedule(kind="linear", warmup=warmup),
-    }[schedule]
-    return train.model_copy(update={"epochs": epochs, "schedule": found, "lr": lr, "rest_lr": rest_lr})
+        found = Schedule(kind="constant")
+    elif schedule == "lrw":
+        begin = old.begin + (1 - old.begin) * (falling - epochs) / falling
+        found = old.model_copy(update={"begin": begin, "warmup": 0.0})
+    elif schedule == "slr":
+        found = old.model_copy(update={"warmup": warmup})
+    elif schedule == "clr" and last < first:
+        found = Schedule(kind="cosine", warmup=warmup, floor=last / first)
+    else:
+        found = Schedule(kind="linear" if schedule == "llr" else "constant", warmup=warmup)
+    rest_lr = None if train.rest_lr is None else train.rest_lr * scale
+    return train.model_copy(update={"epochs": epochs, "schedule": found, "lr": train.lr * scale, "rest_lr": rest_lr})
 
 
 def retrain(
@@ -74,6 +84,8 @@ def retrain(
     quiet: bool = False,
 ) -> list[Phase]:
     """Prune the network of a run and retrain it, in phases; the runs' folders are out/phase-1, out/phase-2, ..."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("retrain runs in one process: without torchrun")
     if not 0 < ratio < 1:
         raise ConfigError(f"ratio={ratio}: the fraction of the weights to remove must be between 0 and 1")
     if phases < 1:
@@ -81,8 +93,12 @@ def retrain(
     source = RunFolder(run)
     original = source.config
     how = retraining(original.train, epochs, schedule)
-    how = how if weight_decay is None else how.model_copy(update={"weight_decay": weight_decay})
-    _claim(out, {"run": str(run.resolve()), "ratio": ratio, "epochs": epochs, "schedule": schedule, "phases": phases})
+    if weight_decay is not None:
+        how = parse(TrainConfig, {**how.model_dump(), "weight_decay": weight_decay}, "retrain")
+    already = _zeros(source.load_model()[0])
+    if already >= 1 - (1 - ratio) ** (1 / phases):
+        raise ConfigError(f"ratio={ratio:g} in {phases} phases: {already:.2%} of the weights of {run} are 0 already")
+    _claim(out, {"weights": _digest(run), "ratio": ratio, "epochs": epochs, "schedule": schedule, "phases": phases})
     found: list[Phase] = []
     for i in range(1, phases + 1):
         removed = 1 - (1 - ratio) ** (i / phases)
@@ -111,15 +127,24 @@ class Phase(NamedTuple):
 def _claim(out: Path, asked: dict[str, Any]) -> None:
     """Write down what was asked for, or see that it is what was asked for before: what lies there is never mixed."""
     file = out / "retrain.json"
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; choose another --out")
     if not file.exists():
+        if out.exists() and os.listdir(out):
+            raise ConfigError(f"{out} holds files, but no retraining; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, asked)
     before = json.loads(file.read_text())
     for key, value in asked.items():
         if before.get(key) != value:
-            raise ConfigError(
-                f"{key}={value}: {out} holds a retraining with {key}={before.get(key)}; give another --out"
-            )
+            what = "other weights" if key == "weights" else f"{key}={before.get(key)}"
+            raise ConfigError(f"{key}={value}: {out} holds a retraining with {what}; choose another --out")
+
+
+def _digest(run: Path) -> str:
+    """Of the trained weights: a run that was trained anew is another one."""
+    with (run / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _masked_weights(source: RunFolder, file: Path, removed: float) -> Path:

@@ -43,7 +43,10 @@ class Schedule(Section):
         warm = min(round(self.warmup * steps_per_epoch), steps)
         if step < warm:
             return (step + 1) / (warm + 1)  # neither a step of length zero nor the full rate twice
-        done = self.begin + (1 - self.begin) * (step - warm) / max(1, steps - warm)
+        return self.factor_at(self.begin + (1 - self.begin) * (step - warm) / max(1, steps - warm))
+
+    def factor_at(self, done: float) -> float:
+        """The factor after a fraction of the schedule, without warm-up."""
         if self.kind == "linear":
             return self.floor + (1 - self.floor) * (1 - done)
         if self.kind == "cosine":

@@ -82,9 +82,9 @@ class Study:
         **how: Any,
     ) -> Curve:
         """Accuracy against ratio; written to the run folder's curves/."""
-        kind = self.config.curve.kind if kind is None else kind
+        kind = self.config.curve_kind if kind is None else kind
         images = how.pop("calibration", None) or self.config.curve.calibration
-        own = self.config.curve.at if kind == self.config.curve.kind else type(self.config.curve)().at
+        own = self.config.curve.at if kind == self.config.curve_kind else type(self.config.curve)().at
         found = curve(
             self.model,
             kind,
