@@ -23,12 +23,12 @@ class ConfigError(ValueError):
 S = TypeVar("S", bound=Section)
 
 
-def parse(kind: type[S], values: Mapping[str, Any], where: str) -> S:
+def parse(kind: type[S], values: Mapping[str, Any], where: str, **context: Any) -> S:
     """The record that `values` describe; ConfigError naming the first wrong field otherwise. `where` says whose it is."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: must be a table of settings, got {values!r}")
     try:
-        return kind.model_validate(dict(values))
+        return kind.model_validate(dict(values), context=context)
     except ValidationError as error:
         raise ConfigError(f"{where}: {_first_line(kind, error)}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -79,3 +80,22 @@ def test_a_folder_that_cannot_be_made_is_one_line(where, tmp_path):
 
 def test_how_much_is_asked_for_in_the_words_of_the_command_line(tmp_path):
     assert "give --filters, --rank or --weights" in sparsefw(tmp_path, "compress", ".", code=2).stderr
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own(tmp_path):
+    """The example of the documentation, as a user would run it: trained, gone on with, and compressed without its code."""
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    small = ["--set", "train.epochs=1", "--set", "model.arguments.width=4", "--quiet"]
+    own = ["train", "digits-resnet-sgd", "-o", "run", *small, "--set", "method.name=mine:Decay"]
+    for _ in range(2):  # the second time it is over already
+        sparsefw(tmp_path, *own, "--set", "method.strength=0.01")
+    assert "method.strength" in sparsefw(tmp_path, *own, code=2).stderr  # another run
+    assert "strength" in sparsefw(tmp_path, *own, "--set", "method.strength=-1", code=2).stderr
+    (tmp_path / "mine.py").unlink()
+    assert "filters removed" in sparsefw(tmp_path, "curve", "run", "--at", "0.5", "--quiet").stdout
+    assert "Decay strength=0.01" in sparsefw(tmp_path, "report", "run").stdout
+    assert "there is no module 'mine'" in sparsefw(tmp_path, *own, code=2).stderr
+    (tmp_path / "mine.py").write_text("")
+    assert "registers no method of this name" in sparsefw(tmp_path, *own, code=2).stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from sparsefw.data.batches import Batch
@@ -137,13 +139,42 @@ def register(method: type[M]) -> type[M]:
     return method
 
 
-def method_from(values: Any) -> Method:
-    """The method that a table `{name: ..., settings}` describes."""
+class Foreign(Method):
+    """A method that this program does not know, as a run folder names it: nothing can be trained by it, all else can be done."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    title: ClassVar[str] = "own"
+    paper: ClassVar[str] = "none"
+
+
+def method_from(values: Any, foreign: bool = False) -> Method:
+    """The method that a table `{name: ..., settings}` describes. A name "module:Class" is of a module of the user's own.
+
+    foreign: what is not known is not looked for, since nothing will be trained.
+    """
     if isinstance(values, Method):
         return values
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise ConfigError(f"method: needs a name, one of {', '.join(METHODS)}")
     name = values["name"]
+    if name not in METHODS and foreign:
+        return Foreign(**values)
+    if name not in METHODS and ":" in name:
+        _import_own(name)
     if name not in METHODS:
         raise ConfigError(f"method.name={name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}")
     return parse(METHODS[name], values, "method")
+
+
+def _import_own(name: str) -> None:
+    """Import, hence run, the module of a method "module:Class"; its decorator registers it under this very name."""
+    module = name.partition(":")[0]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module exists; something that it imports does not
+        raise ConfigError(f"method.name={name!r}: there is no module {module!r}") from None
+    if name not in METHODS:
+        raise ConfigError(f"method.name={name!r}: module {module!r} registers no method of this name")

@@ -77,5 +77,9 @@ def _apart(group: list[Run]) -> list[str]:
     by_name = len({run.name for run in group}) == len({tuple(shown(c.get(key)) for key in keys) for c in configs})
     if len(keys) > 2 and by_name:  # a recipe's name says it shorter
         return [f"{run.method} ({run.name})" for run in group]
-    texts = [[f"{key.rpartition('.')[2]}={shown(config.get(key))}" for key in keys] for config in configs]
+    # What is off or unset needs no word, as long as the others have one.
+    texts = [
+        [f"{key.rpartition('.')[2]}={shown(c.get(key))}" for key in keys if c.get(key) not in (None, False)]
+        for c in configs
+    ]
     return [" ".join([run.method, *words]) for run, words in zip(group, texts, strict=True)]

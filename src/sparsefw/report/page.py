@@ -156,7 +156,9 @@ def _commands(runs: Sequence[Run]) -> str:
 
 
 def _environments(runs: Sequence[Run]) -> str:
-    environments = [flat({key: value for key, value in run.environment.items() if key != "date"}) for run in runs]
+    environments = [
+        flat({key: value for key, value in run.environment.items() if key not in ("date", "method")}) for run in runs
+    ]
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}  # the dates are told once, at the top of the page
     for run, found in zip(runs, environments, strict=True):
         alike.setdefault(tuple((key, shown(value)) for key, value in found.items() if value is not None), []).append(

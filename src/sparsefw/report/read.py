@@ -134,7 +134,8 @@ def read_run(folder: Path | str) -> Run:
         notes.append("unfinished: no result.json")
     records = list(_records(folder / "metrics.jsonl", notes))
     metric = _metric(result, records)
-    method = own_name(config)
+    environment = _json(folder / "environment.json", notes) or {}
+    method = str(environment.get("method") or own_name(config))
     return Run(
         folder,
         method,
@@ -143,7 +144,7 @@ def read_run(folder: Path | str) -> Run:
         metric,
         _epochs(records, metric),
         result,
-        _json(folder / "environment.json", notes) or {},
+        environment,
         tuple(_curves(folder, notes)),
         tuple(notes),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from sparsefw.data.opening import DataConfig
 from sparsefw.methods import Method, method_from
@@ -104,6 +104,10 @@ class CurveConfig(Section):
         return self
 
 
+def _method(values: Any, info: ValidationInfo) -> Method:
+    return method_from(values, **(info.context or {}))
+
+
 class RunConfig(Section):
     """One training run."""
 
@@ -111,7 +115,7 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)
     data: DataConfig
     model: ModelConfig
-    method: Annotated[SerializeAsAny[Method], BeforeValidator(method_from)]
+    method: Annotated[SerializeAsAny[Method], BeforeValidator(_method)]
     train: TrainConfig
     engine: EngineConfig = EngineConfig()
     curve: CurveConfig = CurveConfig()
@@ -124,6 +128,12 @@ class RunConfig(Section):
                 f"engine.accumulate={self.engine.accumulate} does not divide data.batch_size={self.data.batch_size}"
             )
         return self
+
+    @property
+    def label(self) -> str:
+        """What the run is called in tables and figures."""
+        plain = self.method.name == "sgd" and self.train.rest == "adamw"
+        return "AdamW" if plain else self.method.label
 
     @property
     def curve_kind(self) -> str:

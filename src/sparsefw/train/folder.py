@@ -120,7 +120,10 @@ class RunFolder:
         if regions:
             write_text(self.path / "regions.txt", regions + "\n")
         where = None if data is None else str(data.resolve())
-        write_json(self.path / "environment.json", {**environment(), "code": code_version(), "data": where})
+        write_json(
+            self.path / "environment.json",
+            {"method": config.label, **environment(), "code": code_version(), "data": where},
+        )
 
     @property
     def data(self) -> Path | None:
