@@ -10,14 +10,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "k-sparse": {"kind": "filters", "gauge": "k-sparse"},
     "rank-k-sparse": {"kind": "rank", "gauge": "k-sparse"},
     "diameter": {"rescale": "diameter"},
-    "anneal": {"anneal": True, "over": 1.0},
+    "anneal": {"anneal": True, "k": 0.4, "w": 1.0},
     "rank-anneal": {"kind": "rank", "anneal": True, "w_start": 2.0},
     "coupled": {"coupled": True},
     "everything": {"everything": True, "w": 2.0},
     "sticky": {"stickiness": 0.9},
     "glt-epoch": {"name": "glt", "every": "epoch", "lasso": 0.5},
     "fr-l1": {"name": "fr", "force": "l1", "strength": 1e-4},
-    "sfp-late": {"name": "sfp", "k": 0.7, "start_epoch": 1},
+    "sfp": {"name": "sfp", "k": 0.9},
+    "sfp-late": {"name": "sfp", "k": 0.9, "start_epoch": 1},
     "cram": {"name": "cram", "plus": False, "ratios": [0.5]},
 }
 FORMS: dict[str, dict[str, Any]] = {

@@ -32,7 +32,7 @@ class SFP(Method):
     averages: ClassVar[bool] = False  # filters that were zero at different times are zero in no average
 
     name: Literal["sfp"] = "sfp"
-    k: float = Field(default=0.5, gt=0, le=1)
+    k: float = Field(default=0.7, gt=0, le=1)
     start_epoch: int = Field(default=0, ge=0)
 
     @torch.no_grad()
