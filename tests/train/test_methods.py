@@ -214,3 +214,20 @@ def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
         ("epoch", 2, 2),
     ]
     assert Toy.calls == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "label"),
+    [
+        (["method.name=nuc"], "rank", "NUC strength=0.001"),
+        (["method.name=ssl", "method.strength=0.02"], "filters", "SSL strength=0.02"),
+        (["method.name=cram", "method.kind=rank"], "rank", "CrAM+ rank"),
+        (["method.name=sparsefw", "method.kind=2:4"], "weights", "SparseFW 2:4"),
+        (["method.name=sparsefw", "method.coupled=true"], "filters", "SparseFW filters k=0.2 coupled"),
+        (["train.rest=adamw"], "filters", "AdamW"),
+        (["method.name=nuc", "curve.kind=weights"], "weights", "NUC strength=0.001"),
+    ],
+)
+def test_what_a_run_is_called_and_what_is_removed_from_it(changes, kind, label):
+    config = load_recipe("digits-resnet-sgd", changes)
+    assert (config.curve_kind, config.label) == (kind, label)

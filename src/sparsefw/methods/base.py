@@ -119,7 +119,7 @@ class Method(Section):
         words = [self.title]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if name != "name" and (value != field.default or name in self.told):
+            if name != "name" and value is not None and (value != field.default or name in self.told):
                 plain = f"{value:g}" if isinstance(value, float) else str(value)
                 words.append(plain if name == "kind" else name if value is True else f"{name}={plain}")
         return " ".join(words)

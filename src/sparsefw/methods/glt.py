@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.cuts import soft_cut
 from sparsefw.geometry.views import Elements, Groups
-from sparsefw.methods.base import Method, register
+from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
-from sparsefw.optim import SFW
+from sparsefw.methods.proximal import Proximal
 
 
 @register
-class GLT(Method):
+class GLT(Proximal):
     """SGD on the loss alone; after every step (or epoch) W <- argmin_Y 1/2 ||Y - W||^2 + lr r(Y), a (sparse) group lasso.
 
         r(W) = strength * sum over layers of [ (1 - lasso) sqrt(P) sum_j ||W_j||_2 + lasso ||W||_1 ],
@@ -35,19 +35,10 @@ class GLT(Method):
     name: Literal["glt"] = "glt"
     strength: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
     lasso: float = Field(default=0.0, ge=0, le=1)
-    every: Literal["step", "epoch"] = "step"
-
-    def after_step(self, model: nn.Module, optimizer: SFW) -> None:
-        if self.every == "step":
-            self._cut(model, optimizer.param_groups[0]["lr"])
-
-    def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        if self.every == "epoch":
-            self._cut(model, optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
-    def _cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, "filters") if self.strength else ():
+    def cut(self, model: nn.Module, lr: float | Tensor) -> None:
+        for layers in layers_of(model, "filters"):
             weights = layers.weights()
             if self.lasso:
                 weights = soft_cut(Elements(), weights, lr * self.lasso * self.strength)

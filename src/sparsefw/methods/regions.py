@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsefw.compression.channels import EACH, OUT, Channels, find_channels
-from sparsefw.geometry import Ball, GroupKSupportBall, Groups, KSparse, KSparsePolytope, KSupport, KSupportBall, LpBall
+from sparsefw.geometry import Ball, Elements, Groups, KSparse, KSupport, LpBall
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, NORMALISATION
 from sparsefw.optim.groups import axes_of, blocks_of
-from sparsefw.optim.rules import Rule, find
+from sparsefw.optim.rules import Rule, find, region_maker
 from sparsefw.optim.stacks import layout_of
 from sparsefw.typed import ConfigError
 
@@ -28,12 +28,8 @@ def coupled_rules(model: nn.Module, example: Tensor | None, gauge: str) -> list[
     if example is None:
         raise ConfigError("method.coupled: needs an example of what the network gets, to follow its channels")
     sets = [channels for channels in find_channels(model, example) if not channels.fixed]
-    make = {"k-support": GroupKSupportBall, "k-sparse": _group_k_sparse}[gauge]
+    make = region_maker(Groups(), gauge)
     return [Rule(names, kind=make, coupled=True) for names in (_members(model, c) for c in sets) if names]
-
-
-def _group_k_sparse(k: int) -> Ball:
-    return Ball(Groups(), KSparse(k))
 
 
 def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
@@ -56,7 +52,7 @@ def has_more(model: nn.Module, kind: str, rules: list[Rule]) -> bool:
 
 def everything_else(model: nn.Module, rules: list[Rule], w: float, like: str | None) -> list[Rule]:
     """Rules for all other tensors: L2 balls, or regions of weights of this gauge. What starts at 0 counts as of norm 1."""
-    make = _ball if like is None else {"k-support": KSupportBall, "k-sparse": KSparsePolytope}[like]
+    make = _ball if like is None else region_maker(Elements(), like)
     left = {c.name: c for c in find(model, rules) if c.rule is None}
     zero = tuple(
         glob.escape(name)

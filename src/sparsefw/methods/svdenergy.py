@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from sparsefw.geometry.cuts import soft_cut
 from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
+from sparsefw.methods.proximal import Proximal
 from sparsefw.methods.spectral import Spectral
-from sparsefw.optim import SFW
 
 
 @register
-class SVDEnergy(Spectral):
+class SVDEnergy(Spectral, Proximal):
     """W <- argmin_Y 1/2 ||Y - W||^2 + lr strength ||Y||_* = U max(S - lr strength, 0) V^T after every step (or epoch) of SGD.
 
     Once an epoch as published; the comparison of arXiv:2205.11921 found every step more effective.
@@ -33,17 +33,8 @@ class SVDEnergy(Spectral):
 
     name: Literal["svdenergy"] = "svdenergy"
     strength: float = Field(default=1e-2, ge=0, allow_inf_nan=False)
-    every: Literal["step", "epoch"] = "step"
-
-    def after_step(self, model: nn.Module, optimizer: SFW) -> None:
-        if self.every == "step":
-            self._cut(model, optimizer.param_groups[0]["lr"])
-
-    def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        if self.every == "epoch":
-            self._cut(model, optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
-    def _cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, "rank") if self.strength else ():
+    def cut(self, model: nn.Module, lr: float | Tensor) -> None:
+        for layers in layers_of(model, "rank"):
             layers.write(soft_cut(self.view, layers.weights(), lr * self.strength))

@@ -15,7 +15,7 @@ from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.layer_types import NORMALISATION
 from sparsefw.optim.radius import default_w, initial_norm
-from sparsefw.optim.rules import GAUGES, KINDS, Candidate, Make, Rule, find, kind_name
+from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name, region_maker
 from sparsefw.optim.table import table
 
 
@@ -190,8 +190,7 @@ def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], w
 def _maker(rule: Rule) -> Make:
     if not isinstance(rule.kind, str):
         return rule.kind  # type: ignore[return-value]
-    view, gauge = KINDS[rule.kind].view, GAUGES[rule.gauge]
-    return lambda k: Ball(view, gauge(k))
+    return region_maker(KINDS[rule.kind].view, rule.gauge)
 
 
 def _count(k: int | float, count: int, where: str) -> int:

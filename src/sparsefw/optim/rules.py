@@ -37,6 +37,11 @@ KINDS: dict[str, Kind] = {
 GAUGES: dict[str, Callable[[int], Gauge]] = {"k-support": KSupport, "k-sparse": KSparse}
 
 
+def region_maker(view: View, gauge: str) -> Make:
+    """k -> the unit ball of the view and the gauge of this name."""
+    return lambda k: Ball(view, GAUGES[gauge](k))
+
+
 @dataclass(frozen=True)
 class Rule:
     """Parameters whose name matches the glob, or one of several, of modules of the given types, get a region.
