@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py [cifar10-resnet18 ...] [--data DIR] [--rows sgd,nuc] [--seconds 5] [--set KEY=VALUE]
 
-Writes benchmarks/results/throughput-DEVICE.json and .md after every recipe.
+Writes benchmarks/results/throughput-DEVICE.json and .md after every recipe; tables of other recipes that are there stay.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from recipes import sparsefw, typed
-from sparsefw.environment import device_name, environment
+from recipes import sparsefw
+from sparsefw.environment import device_name
 
 RESULTS = Path(__file__).with_name("results")
 STEMS = ("cifar10-resnet18", "cifar100-wide-resnet", "tinyimagenet-resnet50", "imagenet-resnet50")
@@ -28,22 +28,22 @@ def slug(device: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower().removeprefix("nvidia "))
 
 
-def render(results: dict[str, Any]) -> str:
+def render(tables: dict[str, Any]) -> str:
     """The tables as Markdown, with all that they depend on."""
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [
         "# Training throughput",
-        f"{results['device']}, {results['date']}, {versions}. Written by `{results['command']}`.",
         "Every table is one run; shares are of SGD's in it, which is measured first and last. *spread*: the fastest and the"
         " slowest stretch of steps over the median.",
     ]
-    return "\n\n".join([*parts, *(_table(table["answer"]) for table in results["tables"])]) + "\n"
+    return "\n\n".join([*parts, *map(_table, tables.values())]) + "\n"
 
 
-def _table(answer: dict[str, Any]) -> str:
+def _table(measured: dict[str, Any]) -> str:
+    answer = measured["answer"]
     rows, on_gpu = list(answer["rows"].values()), bool(answer["rows"]["sgd"]["peak_bytes"])
+    versions = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
     about = [
-        f"{answer['engine']}; {answer['images']}.",
+        f"`{measured['command']}`: {measured['device']}, {answer['date']}, {versions}; {answer['engine']}; {answer['images']}.",
         f"SGD at the end against SGD at the start: {answer['drift']:+.1%}.",
         *(f"{row['label']} ran on {row['engine']}." for row in rows if row["engine"] != answer["engine"]),
     ]
@@ -71,13 +71,12 @@ def main() -> None:
     given = [word for option, value in options if value is not None for word in (option, value)]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out = RESULTS / f"throughput-{slug(device)}.json"
-    command = f"python benchmarks/throughput.py {typed([*args.stems, *given])}"
-    results = {"command": command, "device": device_name(device), **environment(), "tables": []}
+    tables = json.loads(out.read_text()) if out.exists() else {}
     for stem in args.stems:
-        results["tables"].append(sparsefw("bench", "train", stem, *given))
-        out.write_text(json.dumps(results, indent=1) + "\n")
-        out.with_suffix(".md").write_text(render(results))
-    print(render(results))
+        tables[stem] = {**sparsefw("bench", "train", stem, *given), "device": device_name(device)}
+        out.write_text(json.dumps(tables, indent=1) + "\n")
+        out.with_suffix(".md").write_text(render(tables))
+    print(render({stem: tables[stem] for stem in args.stems}))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,15 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (entries.sfw_entry_momentum, dict(BLOCK=entries.BLOCK), {}),
     *[(entries.sfw_narrow_entries, dict(PASS=number), {}) for number in (0, 1, 2)],
     *[(entries.sfw_count_entries, dict(PASS=number, BLOCK=entries.BLOCK), {}) for number in (1, 2)],
-    (entries.sfw_weigh_entries, dict(BLOCK=entries.BLOCK), {}),
-    (entries.sfw_choose_entries, dict(RULE=2, BLOCK=entries.BLOCK), {}),
-    (entries.sfw_move_entries, dict(BLOCK=entries.BLOCK), {}),
+    *[
+        (kernel, dict(FLAT=flat, BLOCK=entries.BLOCK, **rule), {})
+        for flat in (False, True)
+        for kernel, rule in [
+            (entries.sfw_weigh_entries, {}),
+            (entries.sfw_choose_entries, {"RULE": 2}),
+            (entries.sfw_move_entries, {}),
+        ]
+    ],
     (products.sfw_project, PRODUCT, {}),
     (factors.sfw_gram, dict(TILE=products.TILE), {}),
     (factors.sfw_factorise, dict(STEP=factors.STEP), {"lengths": "*fp64"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import subprocess
@@ -65,12 +66,12 @@ def assert_equal(runs, tolerance=EXACT, covered=None):
         assert a.quality == pytest.approx(b.quality, abs=tolerance, nan_ok=True)
 
 
-ROWS, ENTRIES, DIRECTIONS = geo.GroupKSupportBall, geo.KSupportBall, geo.SpectralKSupportBall
+ROWS, ENTRIES, FLAT, DIRECTIONS = geo.GroupKSupportBall, geo.KSupportBall, geo.KSparsePolytope, geo.SpectralKSupportBall
 SHAPES = [(6, 3, 2, 2), (5, 7), (12, 3, 3, 3), (12, 3, 3, 3)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
+@pytest.mark.parametrize("make", [ROWS, ENTRIES, FLAT, DIRECTIONS])
 def test_every_rule_on_every_view(make, rule):
     runs = both(
         SHAPES, lambda ps: [{"params": [p], "region": make(2, 1.0 + i)} for i, p in enumerate(ps)], rescale=rule
@@ -78,7 +79,7 @@ def test_every_rule_on_every_view(make, rule):
     assert_equal(runs, ROUNDED if make is DIRECTIONS else EXACT)
 
 
-@pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
+@pytest.mark.parametrize("make", [ROWS, ENTRIES, FLAT, DIRECTIONS])
 @pytest.mark.parametrize("k", [1, 4, 5])
 def test_k_at_both_ends(make, k):
     """Rank 5 of a 5 x 7 matrix needs no subspace: that group is left to the plain step."""
@@ -87,7 +88,7 @@ def test_k_at_both_ends(make, k):
 
 
 @pytest.mark.parametrize(
-    "region", [geo.LpBall(2, 1.5), geo.LpBall(1, 1.5), geo.GroupLassoBall(1.5), geo.NuclearBall(1.5)]
+    "region", [geo.LpBall(2, 1.5), geo.LpBall(1, 1.5), geo.LpBall(math.inf, 0.5), geo.GroupLassoBall(1.5), geo.NuclearBall(1.5)]
 )
 def test_other_gauges_whose_vertices_are_the_largest_magnitudes(region):
     spectral = isinstance(region.view, geo.Spectrum)
@@ -96,7 +97,7 @@ def test_other_gauges_whose_vertices_are_the_largest_magnitudes(region):
 
 @pytest.mark.parametrize(
     "region",
-    [geo.KSparsePolytope(3, 1.5), geo.NMBall(2, 4, 1.5), geo.GroupKSupportBall(2, axis=1), geo.SpectralBall(1.5)],
+    [geo.SpectralKSparse(3, 1.5), geo.NMBall(2, 4, 1.5), geo.GroupKSupportBall(2, axis=1), geo.SpectralBall(1.5)],
 )
 def test_what_no_kernel_can_do_takes_its_plain_step_beside_fused_ones(region):
     runs = both(
@@ -117,7 +118,7 @@ def test_layers_of_every_size_in_one_launch():
         g = gaussian(shape, seed)
         return g.contiguous(memory_format=torch.channels_last) if shape == (8, 16, 3, 3) else g
 
-    for make in (ROWS, ENTRIES):
+    for make in (ROWS, ENTRIES, FLAT):
         assert_equal(both(shapes, lambda ps, make=make: groups(ps, make), gradient, steps=3))
     # Of one row or one column all rank there is may grow.
     assert_equal(both(shapes, lambda ps: groups(ps, DIRECTIONS), gradient, steps=3), ROUNDED, covered=[0, 1, 4])
@@ -155,14 +156,27 @@ def equal_entries(shape, seed):
     return gaussian(shape, seed).sign()
 
 
+@pytest.mark.parametrize(("make", "longest"), [(ENTRIES, lambda k: 1.0), (FLAT, math.sqrt)])
 @pytest.mark.parametrize("k", [1, 7, 5000])
-def test_exactly_k_entries_on_ties(k):
+def test_exactly_k_entries_on_ties(k, make, longest):
     ((p,), optimizer), _ = both(
-        [(80, 110)], lambda ps: [{"params": ps, "region": ENTRIES(k, 1.0)}], equal_entries, steps=1, lr=1e9
+        [(80, 110)], lambda ps: [{"params": ps, "region": make(k, 1.0)}], equal_entries, steps=1, lr=1e9
     )
     assert optimizer.diagnostics()[0].step_size == 1  # so the weight is the vertex
     assert int((p != 0).sum()) == k
-    assert float(p.detach().norm()) == pytest.approx(1, rel=1e-5)
+    assert float(p.detach().norm()) == pytest.approx(longest(k), rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [ENTRIES, FLAT])
+def test_of_fewer_than_k_entries_that_move_no_other_is_taken(make):
+    """A vertex is 0 where the gradient is, though k would allow more."""
+    values = torch.zeros(6, 9)
+    values[2, 3], values[4, 1] = 2.0, -0.5
+    runs = both([(6, 9)], lambda ps: [{"params": ps, "region": make(5, 1.0)}], lambda *_: values, steps=1, lr=1e9)
+    assert_equal(runs)
+    found = runs[0][0][0].detach().cpu()
+    direction = values / values.norm() if make is ENTRIES else values.sign()
+    torch.testing.assert_close(found, -direction, rtol=1e-5, atol=1e-7)
 
 
 def test_exactly_k_rows_on_ties():
@@ -182,7 +196,7 @@ def test_the_kth_largest_is_found_whatever_digit_decides(apart):
     assert set(p.detach().nonzero().flatten().tolist()) == set(values.topk(941).indices.tolist())
 
 
-@pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
+@pytest.mark.parametrize("make", [ROWS, ENTRIES, FLAT, DIRECTIONS])
 def test_zero_gradients_move_nothing(make):
     ((p,), optimizer), _ = both(
         [(6, 9)], lambda ps: [{"params": ps, "region": make(2, 30.0)}], lambda s, _: torch.zeros(s)

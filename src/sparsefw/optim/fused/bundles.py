@@ -1,6 +1,7 @@
 """Blocks of all layers that look at their magnitudes the same way, stepped together: rows, entries.
 
-A gauge enters by its support k alone: its maximizer is proportional to the k largest magnitudes. Others take plain steps.
+A gauge enters by its support k and its tip: its maximizer is proportional to the k largest magnitudes, or, for entries, flat
+on them. Others take plain steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball
+from sparsefw.geometry.gauges import Tip
 from sparsefw.optim.fused import elementwise, entries, rows
 from sparsefw.optim.fused.common import rule_number
 from sparsefw.optim.fused.network import Group, Network, Part
@@ -120,6 +122,7 @@ class Rows(Bundle):
 class Entries(Bundle):
     def __init__(self, network: Network, members: list[Member]) -> None:
         super().__init__(network, members)
+        self._flat = members[0].region.gauge.tip is Tip.FLAT
         self._pieces = cut = pieces_of(
             [chunk_cut(m.tensors[0], network.params[m.tensors[0]].numel(), entries.BLOCK) for m in members], self.device
         )
@@ -148,25 +151,19 @@ class Entries(Bundle):
                 self.supports, self._counts, self._threshold, self._needed, PASS=number, num_warps=8
             )
         entries.sfw_weigh_entries[(count,)](
-            momenta, weights, *pieces, self._threshold, self._figures, count, BLOCK=block, num_warps=8
-        )
+            momenta, weights, *pieces, self._threshold, self._figures, count, FLAT=self._flat, BLOCK=block,
+            num_warps=8,
+        )  # fmt: skip
         entries.sfw_choose_entries[(len(self.members),)](
             momenta, weights, cut.starts, cut.lengths, self._first, self._count, self._threshold, self._needed,
             self._figures, count, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor,
             network.bad, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.clamped,
-            self.figures.steps, RULE=self.rule, BLOCK=block,
+            self.figures.steps, RULE=self.rule, FLAT=self._flat, BLOCK=block,
         )  # fmt: skip
         entries.sfw_move_entries[(count,)](
-            momenta,
-            weights,
-            *pieces,
-            self._threshold,
-            self._allowed,
-            self.decay,
-            self._factor,
-            BLOCK=block,
-            num_warps=8,
-        )
+            momenta, weights, *pieces, self._threshold, self._allowed, self.decay, self._factor, FLAT=self._flat,
+            BLOCK=block, num_warps=8,
+        )  # fmt: skip
 
 
 def _doubles(values: Sequence[float], device: torch.device) -> Tensor:

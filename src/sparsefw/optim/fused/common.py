@@ -62,14 +62,17 @@ def step_size(lr, momentum, batch, distance, diameter, RULE: tl.constexpr):
 
 @triton.jit
 def settle(
-    b, length, kept, inner, theta, batch, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE: tl.constexpr
+    b, length, kept, inner, theta, batch, radii, diameters, rates, bad, decay, eta, clamped, steps,
+    RULE: tl.constexpr, FLAT: tl.constexpr = False,
 ):  # fmt: skip
-    """Step size of block b, for the vertex v = -radius u / kept that is as long as the radius.
+    """Step size of block b, for the vertex v = -radius u / ||u|| that is as long as the radius; with FLAT v = -radius u.
 
-    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns what u is multiplied by. Then
-    ||v - theta||^2 = radius^2 + 2 radius inner / kept + ||theta||^2, in float64, where nothing is lost by the expansion.
+    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns what u is multiplied by.
+    ||v - theta||^2 = ||v||^2 - 2 <v, theta> + ||theta||^2 is summed in float64, where nothing is lost by the expansion.
     """
-    towards = tl.where(kept > 0, tl.load(radii + b) / tl.where(kept > 0, kept, 1.0), 0.0)
+    towards = tl.load(radii + b)
+    if not FLAT:
+        towards = tl.where(kept > 0, towards / tl.where(kept > 0, kept, 1.0), 0.0)
     square = theta + 2 * towards * inner + (towards * kept) * (towards * kept)
     distance = tl.sqrt(tl.maximum(square, 0.0))
     lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)

@@ -2,7 +2,8 @@
 
 Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that
 share the leading bits of the k-th largest, by the next 12, and among these by the last 11: three passes find the k-th largest
-exactly. Of entries that equal it the first ones are taken, so many that there are k.
+exactly. Of entries that equal it the first ones are taken, so many that there are k. The vertex is made of u, which is m on
+them, or with FLAT their signs.
 
 A piece is one BLOCK here. `counts` has COUNTS numbers per block: what each pass counted.
 """
@@ -23,6 +24,11 @@ _SIGN = tl.constexpr(0x7FFFFFFF)
 @triton.jit
 def _bits(m):
     return m.to(tl.int32, bitcast=True) & _SIGN
+
+
+@triton.jit
+def _tip(m, FLAT: tl.constexpr):
+    return (m > 0).to(m.dtype) - (m < 0).to(m.dtype) if FLAT else m
 
 
 @triton.jit
@@ -110,20 +116,21 @@ def _count(
 
 @triton.jit
 def sfw_weigh_entries(
-    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, figures, pieces, BLOCK: tl.constexpr
-):
-    """figures[1:, s]: above the threshold ||m||^2, <m, theta>; of all ||theta||^2; at the threshold the number, <m, theta>."""
+    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, figures, pieces,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """figures[1:, s]: above the threshold ||u||^2, <u, theta>; of all ||theta||^2; at the threshold the number, <u, theta>."""
     s = tl.program_id(0)
     if s < aligned:
-        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, True, BLOCK)
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, FLAT, True, BLOCK)
     else:
-        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, False, BLOCK)
+        _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, FLAT, False, BLOCK)
 
 
 @triton.jit
 def _weigh(
     momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    FLAT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
@@ -131,7 +138,7 @@ def _weigh(
     theta = tl.load(entries(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
     limit = tl.load(threshold + tl.load(blocks + tensor))
     above, equal = _bits(m) > limit, (_bits(m) == limit) & (i < length)
-    wide = m.to(tl.float64)
+    wide = _tip(m, FLAT).to(tl.float64)
     tl.store(figures + pieces + s, tl.sum(tl.where(above, wide * wide, 0.0)))
     tl.store(figures + 2 * pieces + s, tl.sum(tl.where(above, wide * theta, 0.0)))
     tl.store(figures + 3 * pieces + s, tl.sum(theta * theta))
@@ -143,7 +150,7 @@ def _weigh(
 def sfw_choose_entries(
     momenta, weights, starts, lengths, first, count, threshold, needed, figures, pieces,
     radii, diameters, rates, norms, part_tensor, bad, allowed, decay, factor, eta, clamped, steps,
-    RULE: tl.constexpr, BLOCK: tl.constexpr,
+    RULE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Step size of each block, and for every piece how many entries that equal the threshold it may take."""
     b = tl.program_id(0)
@@ -178,34 +185,35 @@ def sfw_choose_entries(
         # The pieces before it took theirs; this one fills up what is needed.
         mine = tl.load(allowed + split)
         taken = equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine)
-        product += tl.sum(tl.where(taken, m.to(tl.float64) * theta.to(tl.float64), 0.0))
-    edge = limit.to(tl.float32, bitcast=True).to(tl.float64)
+        product += tl.sum(tl.where(taken, _tip(m, FLAT).to(tl.float64) * theta.to(tl.float64), 0.0))
+    edge = _tip(limit.to(tl.float32, bitcast=True), FLAT).to(tl.float64)
     norm = tl.sqrt(tl.sum(kept) + wanted * edge * edge)
     length = tl.sqrt(tl.sum(mm))
     gradient = tl.load(norms + tl.load(part_tensor + b))
     towards = settle(
         b, length, norm, product, tl.sum(tt), gradient * gradient, radii, diameters, rates, bad, decay, eta, clamped, steps,
-        RULE,
+        RULE, FLAT,
     )  # fmt: skip
     tl.store(factor + b, towards.to(tl.float32))
 
 
 @triton.jit
 def sfw_move_entries(
-    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, allowed, decay, factor, BLOCK: tl.constexpr
-):
-    """theta <- decay theta + factor m on the chosen entries, decay theta on the others."""
+    momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, allowed, decay, factor,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """theta <- decay theta + factor u on the chosen entries, decay theta on the others."""
     s = tl.program_id(0)
     if s < aligned:
-        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, True, BLOCK)
+        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, True, BLOCK)
     else:
-        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, False, BLOCK)
+        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, False, BLOCK)
 
 
 @triton.jit
 def _move(
     momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    FLAT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
@@ -219,4 +227,4 @@ def _move(
         equal = live & (bits == limit)
         chosen = chosen | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine))
     theta = tl.load(w, mask=live) * tl.load(decay + b)
-    tl.store(w, theta + tl.where(chosen, tl.load(factor + b) * m, 0.0), mask=live)
+    tl.store(w, theta + tl.where(chosen, tl.load(factor + b) * _tip(m, FLAT), 0.0), mask=live)

@@ -103,7 +103,7 @@ def plan_for(
             covered.add(index)
         elif group["region"] is not None and (kind := _kind(group, stacks[index])) is not None:
             covered.add(index)
-            alike = (kind, group["momentum"], group["rescale"])
+            alike = (kind, group["region"].gauge.tip, group["momentum"], group["rescale"])
             for stack in stacks[index]:
                 key = (*alike, sizes[alike] // _MOST_AT_ONCE)
                 sizes[alike] += stack.momentum.numel()
@@ -128,7 +128,8 @@ def _kind(group: Group, stacks: Sequence[Stack]) -> type[Bundle] | None:
     region = group["region"]
     view, gauge = region.view, region.gauge
     complete = all(p.grad is not None for stack in stacks for block in stack.blocks for p in block)
-    if not complete or gauge.tip is not Tip.PROPORTIONAL or rule_number(group["rescale"]) is None:
+    tips = (Tip.PROPORTIONAL, Tip.FLAT) if isinstance(view, Elements) else (Tip.PROPORTIONAL,)
+    if not complete or gauge.tip not in tips or rule_number(group["rescale"]) is None:
         return None
     if isinstance(view, Groups):
         return Rows if all(_has_whole_rows(stack) for stack in stacks) else None
