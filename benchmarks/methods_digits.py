@@ -106,11 +106,14 @@ def table(grid: Grid, arguments: argparse.Namespace, pool: ProcessPoolExecutor) 
 
 
 def _edges(points: list[tuple[dict[str, Any], Any]], best: int) -> list[str]:
-    """Settings whose chosen value is the first or last of those tried: a wider grid might do better."""
-    values = {key: list(dict.fromkeys(str(chosen[key]) for chosen, _ in points)) for key in points[best][0]}
-    return [
-        key for key, tried in values.items() if len(tried) > 2 and str(points[best][0][key]) in (tried[0], tried[-1])
-    ]
+    """Settings whose chosen value is the smallest or largest of those tried: a wider grid might do better."""
+    numbers = {
+        key: [chosen[key] for chosen, _ in points]
+        for key, value in points[best][0].items()
+        if isinstance(value, (int, float))
+    }
+    chosen = points[best][0]
+    return [key for key, tried in numbers.items() if min(tried) < max(tried) and chosen[key] in (min(tried), max(tried))]
 
 
 def cells(means: list[float], spreads: list[float]) -> str:
