@@ -113,7 +113,9 @@ def _edges(points: list[tuple[dict[str, Any], Any]], best: int) -> list[str]:
         if isinstance(value, (int, float))
     }
     chosen = points[best][0]
-    return [key for key, tried in numbers.items() if min(tried) < max(tried) and chosen[key] in (min(tried), max(tried))]
+    return [
+        key for key, tried in numbers.items() if min(tried) < max(tried) and chosen[key] in (min(tried), max(tried))
+    ]
 
 
 def cells(means: list[float], spreads: list[float]) -> str:

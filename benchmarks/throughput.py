@@ -35,10 +35,10 @@ def render(tables: dict[str, Any]) -> str:
         "Every table is one run; shares are of SGD's in it, which is measured first and last. *spread*: the fastest and the"
         " slowest stretch of steps over the median.",
     ]
-    return "\n\n".join([*parts, *map(_table, tables.values())]) + "\n"
+    return "\n\n".join([*parts, *(_table(name, table) for name, table in tables.items())]) + "\n"
 
 
-def _table(measured: dict[str, Any]) -> str:
+def _table(name: str, measured: dict[str, Any]) -> str:
     answer = measured["answer"]
     rows, on_gpu = list(answer["rows"].values()), bool(answer["rows"]["sgd"]["peak_bytes"])
     versions = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
@@ -55,7 +55,7 @@ def _table(measured: dict[str, Any]) -> str:
         cells += [f"{row['peak_bytes'] / 2**20:,.0f}", f"{row['memory_share']:.2f}"] if on_gpu else []
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"## {answer['recipe']}\n\n{' '.join(about)}\n\n{table}"
+    return f"## {name}\n\n{' '.join(about)}\n\n{table}"
 
 
 def main() -> None:

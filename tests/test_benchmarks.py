@@ -25,19 +25,18 @@ def answer(on_gpu: bool) -> dict:
 
     rows = {"sgd": row("SGD", 20_000, 400), "nuc": row("NUC (full SVD)", 500, 1000, "cuda:0")}
     about = {"recipe": "cifar10-resnet18", "images": "batches of 128 images, made up", "drift": -0.004}
-    return {**about, "engine": "cuda:0, cuda_graph", "rows": rows}
+    return {**about, "engine": "cuda:0, cuda_graph", "rows": rows, **ENVIRONMENT}
 
 
-def rendered(*answers: dict) -> str:
-    tables = [{"command": "sparsefw bench train x", "seconds": 1.0, "answer": one} for one in answers]
-    head = {"command": "python benchmarks/throughput.py", "device": "NVIDIA H200", **ENVIRONMENT}
-    return throughput.render({**head, "tables": tables})
+def rendered(**answers: dict) -> str:
+    how = {"command": "sparsefw bench train x", "seconds": 1.0, "device": "NVIDIA H200"}
+    return throughput.render({name: {**how, "answer": one} for name, one in answers.items()})
 
 
 def test_the_throughput_table_says_what_was_measured_where_and_how():
-    text = rendered(answer(on_gpu=True))
-    assert "NVIDIA H200, 2026-01-02, sparsefw 0.1.0, torch 2.9. Written by `python benchmarks/throughput.py`." in text
-    assert "## cifar10-resnet18\n" in text
+    text = rendered(x=answer(on_gpu=True))
+    assert "`sparsefw bench train x`: NVIDIA H200, 2026-01-02, sparsefw 0.1.0, torch 2.9; cuda:0, cuda_graph" in text
+    assert "## x\n" in text
     assert "cuda:0, cuda_graph; batches of 128 images, made up. SGD" in text
     assert "start: -0.4%. NUC (full SVD) ran on cuda:0." in text
     assert "|  | images/s | share of SGD's | ms/step | spread | peak MiB | x SGD's |\n" in text
@@ -46,14 +45,14 @@ def test_the_throughput_table_says_what_was_measured_where_and_how():
 
 
 def test_without_a_gpu_the_table_has_no_memory():
-    text = rendered(answer(on_gpu=False))
+    text = rendered(x=answer(on_gpu=False))
     assert "peak" not in text
     assert "| SGD | 20,000 | 1.000 | 6.40 | 0.990 to 1.020 |\n" in text
 
 
 def test_what_bench_answers_can_be_rendered():
     found = rates("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"]).record
-    assert "| SparseFW rank k=0.1 |" in rendered(found, found)
+    assert "| SparseFW rank k=0.1 |" in rendered(x=found, y=found)
 
 
 def test_the_work_of_a_step_by_hand():
@@ -107,3 +106,18 @@ def test_a_training_without_constraints_has_nothing_to_look_at():
     changes = ["train.epochs=1", "model.arguments.width=4", "data.batch_size=600"]
     with pytest.raises(SystemExit, match="nothing to look at in 2 steps"):
         oracle_quality.inspected("digits-resnet-sgd", None, changes, every=1)
+
+
+def test_tables_of_other_recipes_stay(monkeypatch, tmp_path):
+    """Measured recipe by recipe, perhaps on different days: a new table replaces the one of its own recipe."""
+    monkeypatch.setattr(throughput, "RESULTS", tmp_path)
+    monkeypatch.setattr(throughput, "slug", lambda _: "x")
+    monkeypatch.setattr(throughput, "device_name", lambda _: "a machine")
+    for number, stem in enumerate(["a", "b", "a"]):
+        answered = {"command": f"command {number}", "seconds": 1.0, "answer": answer(on_gpu=False)}
+        monkeypatch.setattr(throughput, "sparsefw", lambda *_, answered=answered: answered)
+        monkeypatch.setattr("sys.argv", ["throughput.py", stem])
+        throughput.main()
+    kept = json.loads((tmp_path / "throughput-x.json").read_text())
+    assert {stem: table["command"] for stem, table in kept.items()} == {"a": "command 2", "b": "command 1"}
+    assert "`command 1`" in (tmp_path / "throughput-x.md").read_text()

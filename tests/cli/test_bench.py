@@ -153,6 +153,8 @@ def test_the_table_by_hand(monkeypatch):
     assert (filters["memory_share"], nuc["memory_share"]) == (1.5, 2.0)
     assert filters["spread"] == pytest.approx([20 / 22, 1.5])
     lines = found.text.splitlines()
+    assert any("+20.0%; this machine was busy" in line for line in lines)
+    assert "busy" not in bench.costs_text({**found.record, "drift": -0.02})
     assert lines[0] == f"digits-resnet on {graph}"
     assert lines[4].split() == [
         "SparseFW",

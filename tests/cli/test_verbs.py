@@ -152,6 +152,25 @@ def test_list_reads_the_registries(what, names):
     assert all(name in sparsefw("list", what) for name in names)
 
 
+def test_methods_are_listed_with_kind_paper_and_measured_costs():
+    listed = json.loads(sparsefw("list", "methods", "--json"))
+    assert listed["nuc"]["removes"] == "rank"
+    assert listed["nuc"]["paper"].startswith("Denton")
+    assert set(listed["nuc"]["costs"]) == {"nuc", "nuc-svd"}
+    assert listed["sgd"]["costs"] == {"sgd": 1.0}
+    assert all(cost > 0 for method in listed.values() for cost in method["costs"].values())
+    (line,) = [line for line in sparsefw("list", "methods").splitlines() if line.startswith("sgd ")]
+    assert line.split()[:4] == ["sgd", "any", "1.0x", "SGD:"]
+
+
+def test_one_method_is_listed_with_its_settings():
+    found = json.loads(sparsefw("list", "methods", "ssl", "--json"))
+    assert found["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
+    text = sparsefw("list", "methods", "sparsefw")
+    assert "gauge      = k-support  (k-support, k-sparse)" in text
+    assert "arXiv:2205.11921" in text
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_help_has_an_example(verb):
     text = sparsefw(*verb, "--help")
@@ -192,6 +211,9 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["compress", run, "--filters", "0.5", "-o", run], "holds files of your own"),
         (["report", tmp_path], "run"),
         (["list", "colours"], "there are models"),
+        (["list", "methods", "sll"], "did you mean 'ssl'?"),
+        (["list", "recipes", "ssl"], "only methods are listed one by one"),
+        (["train", "digits-resnet-sgd", "--set", "method=ssl"], "given as method.name=ssl"),
         (["bench", "train", "colours"], "such as digits-resnet"),
         (["bench", "train", "digits-resnet", "--rows", "sgd,rnak-0.1"], "did you mean 'rank-0.1'"),
         (["bench", "train", "camvid-pspnet"], "cannot be made up; give --data"),

@@ -109,7 +109,7 @@ def zeros(folder) -> float:
 
 
 def test_phases_remove_the_same_fraction_of_what_is_left_and_end_at_the_ratio(dense, tmp_path):
-    found = retrain(dense, tmp_path / "out", ratio=0.936, epochs=2, phases=3, quiet=True)
+    found = retrain(dense, tmp_path / "out", weights=0.936, epochs=2, phases=3, quiet=True)
     assert [phase.ratio for phase in found] == pytest.approx([0.6, 0.84, 0.936])
     for phase in found:
         assert phase.zeros == pytest.approx(phase.ratio, abs=1e-3)
@@ -119,47 +119,47 @@ def test_phases_remove_the_same_fraction_of_what_is_left_and_end_at_the_ratio(de
 
 
 def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):
-    first = retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    first = retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, quiet=True)
     before = (first[-1].folder / "model.safetensors").read_bytes()
-    again = retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    again = retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, quiet=True)
     assert [phase.result for phase in again] == [phase.result for phase in first]
     assert (again[-1].folder / "model.safetensors").read_bytes() == before
     with pytest.raises(ConfigError, match=r"^epochs=2: .* holds a retraining with epochs=1; choose another --out"):
-        retrain(dense, tmp_path / "out", ratio=0.9, epochs=2, phases=2, quiet=True)
-    with pytest.raises(ConfigError, match=r"^ratio=0.5: .* holds a retraining with ratio=0.9"):
-        retrain(dense, tmp_path / "out", ratio=0.5, epochs=1, phases=2, quiet=True)
+        retrain(dense, tmp_path / "out", weights=0.9, epochs=2, phases=2, quiet=True)
+    with pytest.raises(ConfigError, match=r"^weights=0.5: .* holds a retraining with weights=0.9"):
+        retrain(dense, tmp_path / "out", weights=0.5, epochs=1, phases=2, quiet=True)
     model = dense / "model.safetensors"
     kept = model.read_bytes()
     fit(RunFolder(dense).config.model_copy(update={"seed": 5}), tmp_path / "other", quiet=True)
     model.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    with pytest.raises(ConfigError, match=r"^weights=.* holds a retraining with other weights"):
-        retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, quiet=True)
+    with pytest.raises(ConfigError, match=r"^run=.* holds a retraining of another network"):
+        retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, quiet=True)
     model.write_bytes(kept)
     with pytest.raises(ConfigError, match=r"weight_decay"):
-        retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, phases=2, weight_decay=1e-3, quiet=True)
+        retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, weight_decay=1e-3, quiet=True)
 
 
 def test_folders_of_others_are_left_alone(dense, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
-        retrain(dense, tmp_path / "file", ratio=0.9, epochs=1, quiet=True)
+        retrain(dense, tmp_path / "file", weights=0.9, epochs=1, quiet=True)
     for folder in (dense, tmp_path):
         before = sorted(p.name for p in folder.iterdir())
         with pytest.raises(ConfigError, match="holds files, but no retraining"):
-            retrain(dense, folder, ratio=0.9, epochs=1, quiet=True)
+            retrain(dense, folder, weights=0.9, epochs=1, quiet=True)
         assert sorted(p.name for p in folder.iterdir()) == before
 
 
 def test_less_than_is_removed_already_is_refused(dense, tmp_path):
-    retrain(dense, tmp_path / "out", ratio=0.9, epochs=1, quiet=True)
+    retrain(dense, tmp_path / "out", weights=0.9, epochs=1, quiet=True)
     with pytest.raises(ConfigError, match=r"90\.0\d% of the weights of .*phase-1 are 0 already"):
-        retrain(tmp_path / "out" / "phase-1", tmp_path / "again", ratio=0.5, epochs=1, quiet=True)
+        retrain(tmp_path / "out" / "phase-1", tmp_path / "again", weights=0.5, epochs=1, quiet=True)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ratio": 0.0}, {"ratio": 1.0}, {"phases": 0}, {"epochs": 0}, {"weight_decay": -1.0}], ids=str
+    "wrong", [{"weights": 0.0}, {"weights": 1.0}, {"phases": 0}, {"epochs": 0}, {"weight_decay": -1.0}], ids=str
 )
 def test_wrong_settings_are_named_before_anything_is_written(dense, tmp_path, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        retrain(dense, tmp_path / "out", **{"ratio": 0.5, "epochs": 1, **wrong}, quiet=True)
+        retrain(dense, tmp_path / "out", **{"weights": 0.5, "epochs": 1, **wrong}, quiet=True)
     assert not (tmp_path / "out").exists()

@@ -253,6 +253,8 @@ class TestStickiness:
         ({"kind": "2:4", "anneal": True}, "anneal"),
         ({"kind": "rank", "coupled": True}, "coupled"),
         ({"kind": "rank", "stickiness": 0.5}, "stickiness"),
+        ({"k": 1.0, "anneal": True}, "anneal=True has no effect here: k=1.0"),
+        ({"w": 3.0, "w_start": 3.0}, "w_start=3.0 has no effect here"),
         ({"kind": "weights", "stickiness": 0.5}, "stickiness"),
         ({"over": 0.3}, "over"),
         ({"stickiness": 1.0}, "stickiness"),

@@ -124,9 +124,14 @@ def test_w_defaults_to_what_the_number_of_steps_needs():
     assert default_w(39_000) == pytest.approx(20)
     assert default_w(390) == pytest.approx(0.2)
     assert default_w(10**6) == 50
+    assert [default_w(39, kind=kind) for kind in ("filters", "rank", "weights")] == pytest.approx([0.02, 0.2, 0.4])
+    assert default_w(39, normalised=False, kind="weights") == 3
     said = []
     constrain(Net(), "filters", k=0.5, steps=3900, report=said.append)
     assert "w = 2, for 3900 steps" in said[0]
+    both = [Rule("fc*", kind="weights", k=0.5), Rule(kind="filters", k=0.5)]
+    constrain(Net(), both, steps=39, report=said.append)
+    assert "w = 0.4 and 0.02, for 39 steps" in said[1]
 
 
 def test_table_lists_every_parameter():

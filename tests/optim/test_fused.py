@@ -88,7 +88,8 @@ def test_k_at_both_ends(make, k):
 
 
 @pytest.mark.parametrize(
-    "region", [geo.LpBall(2, 1.5), geo.LpBall(1, 1.5), geo.LpBall(math.inf, 0.5), geo.GroupLassoBall(1.5), geo.NuclearBall(1.5)]
+    "region",
+    [geo.LpBall(2, 1.5), geo.LpBall(1, 1.5), geo.LpBall(math.inf, 0.5), geo.GroupLassoBall(1.5), geo.NuclearBall(1.5)],
 )
 def test_other_gauges_whose_vertices_are_the_largest_magnitudes(region):
     spectral = isinstance(region.view, geo.Spectrum)

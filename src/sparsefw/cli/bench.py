@@ -32,6 +32,7 @@ from sparsefw.words import did_you_mean
 
 WARM_UP = EAGER_STEPS + 3  # captured steps: the capture itself and some replays
 STRETCHES, LEAST = 10, 3  # how many fill the time, and how many there are where steps are slow
+STEADY = 0.1  # how much SGD's speed may change during a measurement before it is said to be worth little
 MADE_UP_BYTES, MADE_UP_BATCHES = 2**27, 4  # of made-up images, where that is more than so many batches
 
 
@@ -169,9 +170,7 @@ def _text(record: dict[str, Any]) -> str:
             f"{row['label']:{width}}  {rate:>8}   {row['share']:14.3f}   {row['milliseconds']:7.2f}"
             f"  {spread:>12}{memory}"
         )
-    lines.append(
-        f"spread: fastest and slowest stretch over the median; SGD at the end against SGD at the start: {record['drift']:+.1%}"
-    )
+    lines.append(f"spread: fastest and slowest stretch over the median; {_drift(record)}")
     lines += [f"{row['label']} ran on {row['engine']}" for row in rows.values() if row["engine"] != record["engine"]]
     return "\n".join(lines)
 
@@ -188,9 +187,16 @@ def costs_text(record: dict[str, Any]) -> str:
                 f"{row['label']:{width}}  {1 / row['share']:8.2f}{'   looks twice' * (row['looks'] == 2)}"
                 for _, row in rows
             ),
-            f"SGD at the end against SGD at the start: {record['drift']:+.1%}",
+            _drift(record),
         ]
     )
+
+
+def _drift(record: dict[str, Any]) -> str:
+    """Whether the machine was the same all the time."""
+    busy = abs(record["drift"]) > STEADY
+    said = f"SGD at the end against SGD at the start: {record['drift']:+.1%}"
+    return said + "; this machine was busy, or changed its speed: measure again when it is idle" * busy
 
 
 def _measured(config: RunConfig, data: Path | None, seconds: float) -> Measured:

@@ -11,7 +11,7 @@ from sparsefw.cli.output import DataOption, JsonOption, SetOption, result, verb
 
 StemArgument = Annotated[str, typer.Argument(help="A recipe without its variant, such as cifar10-resnet18.")]
 SecondsOption = Annotated[
-    float, typer.Option(help="How long each row is measured, after its warm-up; three steps at least.")
+    float, typer.Option(min=0.0, help="How long each row is measured, after its warm-up; three steps at least.")
 ]
 ImagesOption = Annotated[
     Path | None,
@@ -72,7 +72,7 @@ def bench_methods(
 @verb
 def bench_data(
     recipe: Annotated[str, typer.Argument(help="A recipe.")] = "digits-resnet-sgd",
-    seconds: Annotated[float, typer.Option(help="How long.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 5.0,
     data: DataOption = None,
     set_: SetOption = None,
     json: JsonOption = False,

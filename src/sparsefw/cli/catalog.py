@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from sparsefw.words import did_you_mean
 
 
-def catalog(what: str) -> dict[str, str]:
+def catalog(what: str, name: str | None = None) -> tuple[dict[str, Any], str]:
+    """All of a registry, or one of its methods: for machines, and for people."""
     if what not in CATALOGS:
         raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
-    return CATALOGS[what]()
+    if name is not None:
+        if what != "methods":
+            raise ValueError(f"list {what} {name!r}: only methods are listed one by one; leave {name!r} out")
+        return _one_method(name)
+    if what == "methods":
+        return _all_methods()
+    rows = CATALOGS[what]()
+    width = max(map(len, rows), default=0)
+    return rows, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items())
 
 
 def _models() -> dict[str, str]:
@@ -33,17 +43,80 @@ def _datasets() -> dict[str, str]:
     return {name: f"{info.description}; files: {info.files}" for name, info in DATASETS.items()}
 
 
-def _methods() -> dict[str, str]:
-    """What each prepares for the removal of, what a step costs (from the cheapest to the dearest of its forms), and its paper."""
+def _methods() -> dict[str, dict[str, Any]]:
+    """What each prepares for the removal of, what a step of its forms costs in steps of SGD, its formula and paper."""
     from sparsefw.methods import METHODS
 
     rows, order = measured_costs()["rows"], ("any", "filters", "rank", "weights")
     found = {}
     for name, method in sorted(METHODS.items(), key=lambda item: order.index(item[1].removes)):
-        costs = sorted(1 / rows[form or name]["share"] for form in method.forms if (form or name) in rows)
-        cost = "-".join(dict.fromkeys(f"{cost:.1f}" for cost in costs[:: max(1, len(costs) - 1)])) + "x" * bool(costs)
-        found[name] = f"{method.removes:7}  {cost or '-':8}  {method.title}: {_first_line(method)} [{method.paper}]"
+        forms = [form or name for form in method.forms]
+        found[name] = {
+            "title": method.title,
+            "removes": method.removes,
+            "costs": {form: 1 / rows[form]["share"] if form in rows else None for form in forms},
+            "looks": method.looks,
+            "formula": _first_line(method),
+            "paper": method.paper,
+        }
     return found
+
+
+def _all_methods() -> tuple[dict[str, Any], str]:
+    found = _methods()
+    lines = [["name", "removes", "cost", ""]]
+    for name, about in found.items():
+        known = sorted(cost for cost in about["costs"].values() if cost is not None)
+        ends = list(dict.fromkeys(f"{cost:.1f}" for cost in known[:: max(1, len(known) - 1)]))
+        formula = f"{about['title']}: {about['formula']} [{about['paper']}]"
+        lines.append([name, about["removes"], "-".join(ends) + "x" * bool(ends), formula])
+    widths = [max(len(line[i]) for line in lines) for i in range(3)]
+    text = [
+        "  ".join([*(f"{cell:{width}}" for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+        for line in lines
+    ]
+    where = measured_costs()
+    machine = where["hardware"].get("gpu") or where["hardware"]["cpu"]
+    on = f"{where['recipe']} on one {machine}, {where['date']}"
+    text.append(
+        f"cost: a step in steps of SGD, of its cheapest and its dearest form, {on}\n"
+        "`sparsefw bench methods` measures yours; `sparsefw list methods NAME` tells a method's settings"
+    )
+    return found, "\n".join(text)
+
+
+def _one_method(name: str) -> tuple[dict[str, Any], str]:
+    from sparsefw.methods import METHODS
+
+    if name not in METHODS:
+        raise ValueError(f"list methods {name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}")
+    method, record = METHODS[name], _methods()[name]
+    record["settings"] = {
+        field: {"type": _type_name(info.annotation), "default": info.default}
+        for field, info in method.model_fields.items()
+        if field != "name"
+    }
+    lines = [f"{method.title} [{method.paper}]", "", inspect.getdoc(method) or ""]
+    if record["settings"]:
+        width = max(map(len, record["settings"]))
+        lines += ["", "settings, each --set method.NAME=VALUE"]
+        lines += [
+            f"  {f:{width}} = {_value(about['default'])}  ({about['type']})" for f, about in record["settings"].items()
+        ]
+    costs = [f"{form} {cost:.2f}" for form, cost in record["costs"].items() if cost is not None]
+    lines += ["", f"a step in steps of SGD: {', '.join(costs) or 'not measured'}"]
+    return record, "\n".join([*lines, f"try: sparsefw train digits-resnet-sgd --set method.name={name}"])
+
+
+def _type_name(annotation: Any) -> str:
+    """As one would write it: "int | float | None", or the words to choose from."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _value(default: Any) -> str:
+    return json.dumps(list(default) if isinstance(default, tuple) else default).strip('"')
 
 
 def measured_costs() -> dict[str, Any]:
@@ -81,7 +154,7 @@ def _first_line(thing: object) -> str:
     return (thing.__doc__ or "").strip().splitlines()[0]
 
 
-CATALOGS: dict[str, Callable[[], dict[str, str]]] = {
+CATALOGS: dict[str, Callable[[], dict[str, Any]]] = {
     "models": _models,
     "datasets": _datasets,
     "methods": _methods,

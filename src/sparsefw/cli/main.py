@@ -111,7 +111,7 @@ def retrain(
     from sparsefw.train.retrain import retrain as prune_and_retrain
 
     folder = run.with_name(f"{run.name}-retrained") if out is None else out
-    how = dict(ratio=weights, epochs=epochs, schedule=schedule, phases=phases, weight_decay=weight_decay)
+    how = dict(weights=weights, epochs=epochs, schedule=schedule, phases=phases, weight_decay=weight_decay)
     found = prune_and_retrain(run, folder, **how, data=data, quiet=quiet)  # type: ignore[arg-type]
     metric = found[-1].result["metric"]
     lines = [
@@ -236,22 +236,21 @@ def report(
 @verb
 def list_(
     what: Annotated[str, typer.Argument(help="models, datasets, methods, regions, recipes, grids or rows (of bench).")],
+    name: Annotated[
+        str | None, typer.Argument(help="One method, with all of its settings.", show_default=False)
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """What there is.
 
     sparsefw list recipes
-    """
-    from sparsefw.cli.catalog import catalog, measured_costs
 
-    rows = catalog(what)
-    if what == "methods":
-        where = measured_costs()
-        say(
-            f"x: what a step costs in steps of SGD, {where['recipe']} on {where['engine']}, {where['date']}; yours: bench methods"
-        )
-    width = max(map(len, rows), default=0)
-    result(rows, json, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
+    sparsefw list methods ssl
+    """
+    from sparsefw.cli.catalog import catalog
+
+    record, text = catalog(what, name)
+    result(record, json, text)
 
 
 app.add_typer(bench, name="bench")

@@ -155,6 +155,8 @@ def method_from(values: Any, foreign: bool = False) -> Method:
     """
     if isinstance(values, Method):
         return values
+    if isinstance(values, str):
+        raise ConfigError(f"method={values}: it is a table; a name is given as method.name={values}")
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise ConfigError(f"method: needs a name, one of {', '.join(METHODS)}")
     name = values["name"]

@@ -97,6 +97,8 @@ class SparseFW(Method):
         for option, possible, why in (
             ("gauge", self.k is not None, "N:M has its own"),
             ("anneal", self.k is not None, "N:M has no k"),
+            ("anneal", self.k != 1.0 or isinstance(self.k, int), "k=1.0: all may grow from the start"),
+            ("w_start", self.w_start != self.w, "it is w"),
             ("over", self.anneal or self.w_start is not None, "neither k nor w changes"),
             ("coupled", self.kind == "filters", "only filters have norms of their own and are removed together"),
             ("stickiness", rows, "only filters and neurons are chosen by the norms of rows"),
@@ -114,7 +116,7 @@ class SparseFW(Method):
         return {"neurons": "filters"}.get(self.kind, "weights" if ":" in self.kind else self.kind)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        w = default_w(settings.steps, is_normalised(model)) if self.w is None else self.w
+        w = default_w(settings.steps, is_normalised(model), self.kind) if self.w is None else self.w
         rules = coupled_rules(model, settings.example, self.gauge) if self.coupled else []
         if has_more(model, self.kind, rules):
             rules.append(Rule(kind=self.kind, gauge=self.gauge))

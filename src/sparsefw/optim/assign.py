@@ -70,15 +70,19 @@ def constrain(
         raise ValueError(f"constrain needs a torch.nn.Module, got {type(model).__name__}")
     if w is not None and steps is not None:
         raise ValueError("w and steps both say how large the regions are; give one")
-    rules, uses_w = _rules(what, k, gauge), w
-    if steps is not None:
-        uses_w = default_w(steps, is_normalised(model))
-    rules = [rule if rule.kind is None or rule.radius or rule.w else replace(rule, w=uses_w) for rule in rules]
+    rules, normalised, sizes = _rules(what, k, gauge), is_normalised(model), []
+    for i, rule in enumerate(rules):
+        size = w if steps is None else default_w(steps, normalised, rule.kind)
+        if rule.kind is not None and not rule.radius and not rule.w and size is not None:
+            rules[i] = replace(rule, w=size)
+            sizes.append(f"{size:.4g}")
     rules = [rule if rule.k is not None or not rule.takes_k else replace(rule, k=k) for rule in rules]
     groups, rows = _groups(find(model, rules))
     notes = []
-    if any(rule.w == uses_w for rule in rules) and uses_w is not None:
-        notes.append(f"w = {uses_w:.4g}" + (f", for {steps} steps" if steps is not None else ""))
+    if sizes:
+        notes.append(
+            f"w = {' and '.join(dict.fromkeys(sizes))}" + (f", for {steps} steps" if steps is not None else "")
+        )
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     notes += [f"frozen, not trained: {', '.join(frozen)}"] if frozen else []
     result = ParamGroups(groups, rows, notes)

@@ -1,6 +1,6 @@
 """Magnitude pruning with retraining: the rival that may train again after compression, once or several times over.
 
-In phase i of n the smallest weights of all convolutions and linear layers are set to 0 until 1 - (1 - ratio)^(i/n) of them are,
+In phase i of n the smallest weights of all convolutions and linear layers are set to 0 until 1 - (1 - weights)^(i/n) of them are,
 and training goes on with these masks (methods/masked.py). Each phase is an ordinary run: killed, the same call goes on.
 
     Han et al., arXiv:1506.02626; Renda, Frankle, Carbin, arXiv:2003.02389 (iterative, LRW); Le, Hua, arXiv:2105.03193 (SLR, CLR);
@@ -75,7 +75,7 @@ def retrain(
     run: Path,
     out: Path,
     *,
-    ratio: float,
+    weights: float,
     epochs: int,
     schedule: str = "llr",
     phases: int = 1,
@@ -86,8 +86,8 @@ def retrain(
     """Prune the network of a run and retrain it, in phases; the runs' folders are out/phase-1, out/phase-2, ..."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("retrain runs in one process: without torchrun")
-    if not 0 < ratio < 1:
-        raise ConfigError(f"ratio={ratio}: the fraction of the weights to remove must be between 0 and 1")
+    if not 0 < weights < 1:
+        raise ConfigError(f"weights={weights}: the fraction of the weights to remove must be between 0 and 1")
     if phases < 1:
         raise ConfigError(f"phases={phases}: at least one")
     source = RunFolder(run)
@@ -96,15 +96,17 @@ def retrain(
     if weight_decay is not None:
         how = parse(TrainConfig, {**how.model_dump(), "weight_decay": weight_decay}, "retrain")
     already = _zeros(source.load_model()[0])
-    if already >= 1 - (1 - ratio) ** (1 / phases):
-        raise ConfigError(f"ratio={ratio:g} in {phases} phases: {already:.2%} of the weights of {run} are 0 already")
-    _claim(out, {"weights": _digest(run), "ratio": ratio, "epochs": epochs, "schedule": schedule, "phases": phases})
+    if already >= 1 - (1 - weights) ** (1 / phases):
+        raise ConfigError(
+            f"weights={weights:g} in {phases} phases: {already:.2%} of the weights of {run} are 0 already"
+        )
+    _claim(out, {"run": _digest(run), "weights": weights, "epochs": epochs, "schedule": schedule, "phases": phases})
     found: list[Phase] = []
     for i in range(1, phases + 1):
-        removed = 1 - (1 - ratio) ** (i / phases)
+        removed = 1 - (1 - weights) ** (i / phases)
         folder = out / f"phase-{i}"
-        weights = _masked_weights(source, folder.with_name(f"phase-{i}.safetensors"), removed)
-        model = original.model.model_copy(update={"weights": WeightsConfig(file=weights)})
+        file = _masked_weights(source, folder.with_name(f"phase-{i}.safetensors"), removed)
+        model = original.model.model_copy(update={"weights": WeightsConfig(file=file)})
         name = f"{original.name}-retrained-{schedule}"
         config = original.model_copy(
             update={"name": name, "model": model, "method": Masked(removed=round(removed, 6)), "train": how}
@@ -137,8 +139,8 @@ def _claim(out: Path, asked: dict[str, Any]) -> None:
     before = json.loads(file.read_text())
     for key, value in asked.items():
         if before.get(key) != value:
-            what = "other weights" if key == "weights" else f"{key}={before.get(key)}"
-            raise ConfigError(f"{key}={value}: {out} holds a retraining with {what}; choose another --out")
+            what = "of another network" if key == "run" else f"with {key}={before.get(key)}"
+            raise ConfigError(f"{key}={value}: {out} holds a retraining {what}; choose another --out")
 
 
 def _digest(run: Path) -> str:

@@ -205,9 +205,13 @@ def sfw_move_entries(
     """theta <- decay theta + factor u on the chosen entries, decay theta on the others."""
     s = tl.program_id(0)
     if s < aligned:
-        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, True, BLOCK)
+        _move(
+            momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, True, BLOCK
+        )
     else:
-        _move(momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, False, BLOCK)
+        _move(
+            momenta, weights, tensors, starts, lengths, s, blocks, threshold, allowed, decay, factor, FLAT, False, BLOCK
+        )
 
 
 @triton.jit
