@@ -77,8 +77,8 @@ def folder_of(config: RunConfig, runs: Path) -> Path:
 def table(grid: Grid, arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> dict[str, Any]:
     settings = ["engine.device=cpu", *arguments.set]
 
-    def start(row: Row, seed: int) -> list[tuple[dict[str, Any], Any]]:
-        points = grid.points(row.method, [*settings, *row.changes], seed=seed)
+    def start(row: Row, seed: int, only: slice = slice(None)) -> list[tuple[dict[str, Any], Any]]:
+        points = grid.points(row.method, [*settings, *row.changes], seed=seed)[only]
         return [
             (p.chosen, pool.submit(measured, p.config, folder_of(p.config, arguments.runs), arguments.data))
             for p in points
@@ -89,7 +89,7 @@ def table(grid: Grid, arguments: argparse.Namespace, pool: ProcessPoolExecutor) 
     for row, points in tried.items():
         answers = [future.result() for _, future in points]
         best = max(range(len(points)), key=lambda i: statistics.mean(answers[i]["validation"][1:]))
-        more = [start(row, seed)[best][1] for seed in range(1, arguments.seeds)]
+        more = [start(row, seed, slice(best, best + 1))[0][1] for seed in range(1, arguments.seeds)]
         tests = [answers[best]["test"], *(future.result()["test"] for future in more)]
         means = [statistics.mean(column) for column in zip(*tests, strict=True)]
         spreads = [statistics.stdev(column) if len(column) > 1 else 0.0 for column in zip(*tests, strict=True)]

@@ -152,15 +152,28 @@ def test_list_reads_the_registries(what, names):
     assert all(name in sparsefw("list", what) for name in names)
 
 
+def test_a_reader_that_has_seen_enough_is_no_failure():
+    """As in `sparsefw list recipes | head -1`: the pipe is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "sparsefw", "list", "recipes"], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_methods_are_listed_with_kind_paper_and_measured_costs():
     listed = json.loads(sparsefw("list", "methods", "--json"))
     assert listed["nuc"]["removes"] == "rank"
     assert listed["nuc"]["paper"].startswith("Denton")
     assert set(listed["nuc"]["costs"]) == {"nuc", "nuc-svd"}
     assert listed["sgd"]["costs"] == {"sgd": 1.0}
-    assert all(cost > 0 for method in listed.values() for cost in method["costs"].values())
-    (line,) = [line for line in sparsefw("list", "methods").splitlines() if line.startswith("sgd ")]
-    assert line.split()[:4] == ["sgd", "any", "1.0x", "SGD:"]
+    assert all(cost > 0.5 for method in listed.values() for cost in method["costs"].values())
+    lines = {line.split()[0]: line.split() for line in sparsefw("list", "methods").splitlines()}
+    assert lines["sgd"][:4] == ["sgd", "any", "1.0x", "SGD:"]
+    for name, method in METHODS.items():
+        assert lines[name][1] == method.removes
+        assert lines[name][2].endswith("x")
+        assert method.paper.split()[-1] in lines[name][-1]
 
 
 def test_one_method_is_listed_with_its_settings():

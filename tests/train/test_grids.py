@@ -111,13 +111,3 @@ def test_they_are_listed(what, some):
     done = CliRunner().invoke(app, ["list", what])
     assert done.exit_code == 0
     assert some in done.stdout
-
-
-def test_the_list_of_methods_has_kind_cost_and_paper():
-    lines = {line.split()[0]: line.split() for line in CliRunner().invoke(app, ["list", "methods"]).stdout.splitlines()}
-    assert set(lines) == set(METHODS)
-    for name, words in lines.items():
-        assert words[1] == METHODS[name].removes
-        assert words[2].endswith("x")
-        assert float(words[2].rstrip("x").split("-")[0]) > 0.5
-        assert METHODS[name].paper.split()[-1] in words[-1]

@@ -83,6 +83,17 @@ def test_an_own_file_is_named_after_itself_unless_it_says_otherwise(tmp_path):
     assert load_recipe(own(tmp_path), seed=7).seed == 7
 
 
+def test_another_method_has_another_name_so_that_runs_lie_beside_each_other(tmp_path):
+    assert load_recipe("digits-resnet-sgd", ["method.name=ssl"]).name == "digits-resnet-ssl"
+    assert load_recipe("digits-resnet-filters", ["method.name=glt"]).name == "digits-resnet-glt"
+    assert load_recipe(own(tmp_path), ["method.name=ssl"]).name == "mine-ssl"
+    assert load_recipe("digits-resnet-sgd", ["method.name=ssl", "name=chosen"]).name == "chosen"
+    assert load_recipe("digits-resnet-sgd", ["method.name=ssl"], name="chosen").name == "chosen"
+    assert (
+        load_recipe("digits-resnet-filters", ["method.name=sparsefw", "method.k=0.3"]).name == "digits-resnet-filters"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "read"),
     [
@@ -149,7 +160,7 @@ def test_an_unknown_key_is_named_with_the_nearest_that_there_is(change, said):
         ("engine.accumulate=3", "engine.accumulate=3 does not divide data.batch_size=64"),
         ("track=[tensorbord]", "tensorbord"),
         ("method.name=sdg", "did you mean 'sgd'"),
-        ("method=filters", "method: needs a name"),
+        ("method=filters", "a name is given as method.name=filters"),
         ("curve.at=[1.0]", "at=[1.0]"),
         ("epochs", "must be KEY=VALUE"),
         ("=5", "must be KEY=VALUE"),

@@ -73,8 +73,12 @@ def say(text: str) -> None:
 
 def result(data: Any, as_json: bool, text: str) -> None:
     """The result of a verb on standard output: for machines, or for people; of several processes, the first one's."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") != "0":
+        return
+    try:
         print(json.dumps(strict(data), indent=1) if as_json else text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def numbers(text: str | None, name: str) -> list[float] | None:

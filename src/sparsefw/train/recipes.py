@@ -40,15 +40,33 @@ def _in_words(method: dict[str, Any]) -> str:
 
 
 def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
-    """The configuration of a shipped recipe or of a YAML file, with `changes` such as "train.epochs=5" applied."""
+    """The configuration of a shipped recipe or of a YAML file, with `changes` such as "train.epochs=5" applied.
+
+    With another method it has another name, so that runs of several methods lie beside each other.
+    """
     values = _values(name)
+    before = values.get("method")
     values.pop("about", None)
     values = _merged(values, {key: value for key, value in fields.items() if value is not None})
     asked: dict[str, Any] = {}
     for change in changes:
         asked = _merged(asked, _change(change))
     values = _merged(values, asked)
+    if not (asked.get("name") or fields.get("name")):
+        values["name"] = _name_with(values, before)
     return parse(RunConfig, values, f"recipe {name}")
+
+
+def _name_with(values: dict[str, Any], before: Any) -> Any:
+    """ "digits-resnet-ssl" for digits-resnet-sgd with the method ssl; the name as it is where the method is that of before."""
+    name, method = values.get("name"), values.get("method")
+    if not (isinstance(name, str) and isinstance(method, dict) and isinstance(before, dict)):
+        return name  # a mistake, which parsing tells
+    if method.get("name") == before.get("name"):
+        return name
+    stem = name.rpartition("-")[0]
+    stem = stem if (SHIPPED / f"{stem}.yaml").is_file() else name
+    return f"{stem}-{str(method.get('name')).rpartition(':')[2].lower()}"
 
 
 def read_config(path: Path) -> RunConfig:
