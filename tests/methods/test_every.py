@@ -71,6 +71,34 @@ def test_in_half_precision(form, precision):
 
 
 @every
+def test_a_scaled_loss_makes_the_same_step(form):
+    """By a power of two, which rounds nothing: looks, penalties and cuts must see the gradient itself."""
+    found = []
+    for scale in (None, 2.0**10):
+        net = small()
+        how = {"loss_scale": scale, "settings": {"lr": 0.03, "example": batch(0).inputs}}
+        step = step_of(net, method_from(FORMS[form]), 4, **how)
+        for i in range(3):
+            torch.manual_seed(i)  # what CrAM draws
+            step(batch(i))
+        found.append(net)
+    for (name, a), b in zip(found[0].named_parameters(), found[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@every
+def test_where_a_scaled_loss_overflows_no_weight_moves(form):
+    """Neither by the optimizer nor by what a method cuts after steps."""
+    net, method = small(), method_from(FORMS[form])
+    step = step_of(net, method, 4, loss_scale=1024.0, settings={"lr": 0.03, "example": batch(0).inputs})
+    before = [p.detach().clone() for p in net.parameters()]
+    step(Batch(batch(0).inputs / 0, batch(0).targets))
+    assert step.scaler.get_scale() == 512
+    for (name, p), start in zip(net.named_parameters(), before, strict=True):
+        assert torch.equal(p, start), name
+
+
+@every
 def test_averages_are_taken_of_what_it_leaves_behind(form):
     """After the last hook of a step: the average over one step is the weights."""
     net, method = small(), method_from(FORMS[form])

@@ -45,11 +45,18 @@ def settings(**changes) -> OptimizerSettings:
 
 
 def step_of(
-    model: nn.Module, method: Method, classes: int, *, ema: float | None = None, smoothing: float = 0.0, **how
+    model: nn.Module,
+    method: Method,
+    classes: int,
+    *,
+    ema: float | None = None,
+    smoothing: float = 0.0,
+    loss_scale: float | None = None,
+    **how,
 ) -> Step:
     """A step as `prepare` makes it, for a model of our own."""
     optimizer = method.optimizer(model, settings(**how.pop("settings", {})), None)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None)
     average = None if ema is None else Average(model, ema)
     return Step(cpu_engine(**how), model, method, Classification(classes, smoothing), optimizer, scaler, average)
 

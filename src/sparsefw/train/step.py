@@ -52,12 +52,18 @@ class Step:
         if self._adjusts:
             self.scaler.unscale_(self.optimizer)
             self.method.adjust(self.model)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.method.after_step(self.model, self.optimizer)
+        if self._move():
+            self.method.after_step(self.model, self.optimizer)
         if self.average is not None:
             self.average.update()
         return sums
+
+    def _move(self) -> bool:
+        """False where the loss was scaled too much, so that gradients are infinite and the weights stay where they are."""
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= scale
 
     def backward(self, batch: Batch) -> Tensor:
         """Gradients of the mean loss over a batch, in parts where it does not fit into memory; averaged over the processes."""
