@@ -10,6 +10,7 @@ from torch import nn
 
 from methods.by_hand import Bowl, gradient_of, layer
 from sparsefw.methods import SAM, Batch, CrAM, method_from
+from sparsefw.methods.cram import _largest_without_waiting
 from sparsefw.typed import ConfigError
 from train.harness import step_of
 
@@ -79,6 +80,16 @@ class TestCrAM:
         assert int((net[0].weight != 0).flatten(1).any(-1).sum()) == 2
         CrAM(kind="filters", ratios=(0.99,))._compress(net)
         assert int((net[0].weight != 0).flatten(1).any(-1).sum()) == 1
+
+    @pytest.mark.parametrize("removed", [0, 1, 3, 5])
+    def test_on_a_gpu_they_are_found_by_sorting(self, removed):
+        """A step there never waits to know how many go; of equal ones the first go."""
+        magnitudes = torch.tensor([[3.0, 1.0, 2.0, 5.0, 4.0, 0.0], [7.0, 7.0, 7.0, 7.0, 7.0, 9.0]])
+        order = [[5, 1, 2, 0, 4, 3], [0, 1, 2, 3, 4, 5]]  # from the smallest on
+        expected = torch.ones(2, 6)
+        for row, places in enumerate(order):
+            expected[row, places[:removed]] = 0
+        assert torch.equal(_largest_without_waiting(magnitudes, torch.tensor(float(removed))), expected)
 
     def test_ratios_are_drawn_anew_in_every_step_from_the_seed(self):
         def counts(seed: int) -> list[int]:

@@ -126,9 +126,14 @@ def _largest(magnitudes: Tensor, ratio: Tensor) -> Tensor:
     """1 for the largest along the last axis, 0 for floor(ratio * count) others, exactly so many on ties; at least one stays."""
     count = magnitudes.shape[-1]
     removed = (ratio * count + 1e-9).floor().clamp(max=count - 1)
-    if not magnitudes.is_cuda:  # the host may look, and need not sort
-        largest = magnitudes.topk(count - int(removed), dim=-1, sorted=False).indices
-        return torch.zeros_like(magnitudes).scatter_(-1, largest, 1.0)
+    if magnitudes.is_cuda:
+        return _largest_without_waiting(magnitudes, removed)
+    largest = magnitudes.topk(count - int(removed), dim=-1, sorted=False).indices
+    return torch.zeros_like(magnitudes).scatter_(-1, largest, 1.0)
+
+
+def _largest_without_waiting(magnitudes: Tensor, removed: Tensor) -> Tensor:
+    """The same where the host must not look at how many: all are sorted."""
     order = magnitudes.argsort(dim=-1, stable=True)
-    kept = (torch.arange(count, device=magnitudes.device) >= removed).to(magnitudes.dtype)
+    kept = (torch.arange(magnitudes.shape[-1], device=magnitudes.device) >= removed).to(magnitudes.dtype)
     return torch.zeros_like(magnitudes).scatter_(-1, order, kept.expand_as(magnitudes))
