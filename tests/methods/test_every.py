@@ -94,8 +94,8 @@ def test_where_a_scaled_loss_overflows_no_weight_moves(form):
     before = [p.detach().clone() for p in net.parameters()]
     step(Batch(batch(0).inputs / 0, batch(0).targets))
     assert step.scaler.get_scale() == 512
-    for (name, p), start in zip(net.named_parameters(), before, strict=True):
-        assert torch.equal(p, start), name
+    for (name, p), unmoved in zip(net.named_parameters(), before, strict=True):
+        assert torch.equal(p, unmoved), name
 
 
 @every
