@@ -69,9 +69,9 @@ def measured(config: RunConfig, folder: Path, data: Path | None) -> dict[str, di
 
 
 def folder_of(config: RunConfig, runs: Path) -> Path:
-    """By content, so that a configuration that changed is another run."""
+    """By content and not by its place in the grid: a configuration that changed is another run, one that moved is not."""
     digest = hashlib.sha256(write_config(config.model_copy(update={"name": ""})).encode()).hexdigest()[:10]
-    return runs / f"{config.name}-seed{config.seed}-{digest}".replace(" ", "_")
+    return runs / f"{config.name.rpartition('-')[0]}-seed{config.seed}-{digest}".replace(" ", "_")
 
 
 def table(grid: Grid, arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> dict[str, Any]:

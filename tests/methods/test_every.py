@@ -59,6 +59,17 @@ def test_without_strength_it_is_sgd_bit_for_bit(method):
         assert torch.equal(a, b), name
 
 
+def test_what_comes_after_a_step_sees_the_weights_where_they_have_moved():
+    """GLT's step is SGD's, and then the cut."""
+    net, twin, method = small(), small(), method_from({"name": "glt", "strength": 0.1})
+    step_of(net, method, 4)(batch(0))
+    plain = step_of(twin, SGD(), 4)
+    plain(batch(0))
+    method.after_step(twin, plain.optimizer)
+    for (name, a), b in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
 @every
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 def test_in_half_precision(form, precision):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from methods.by_hand import after_epoch, optimizer_of, step
+from methods.by_hand import after_epoch, filters, layer, optimizer_of, step
 from sparsefw.methods import ABFP, GLT, SFP, SSL
 
 TALL_AND_SHORT = [[3.0, 0.0, 4.0, 0.0], [0.0, 0.3, 0.0, 0.4]]  # of norms 5 and 0.5
@@ -34,6 +36,13 @@ class TestGLT:
         """lr strength sqrt(4) = 1: 5 becomes 4, and 0.5 nothing at all."""
         close(step(GLT(strength=1.0), TALL_AND_SHORT), [[2.4, 0, 3.2, 0], [0, 0, 0, 0]])
 
+    def test_it_cuts_by_the_rate_of_the_step_and_not_of_the_start(self):
+        net, method = layer(TALL_AND_SHORT), GLT(strength=1.0)
+        optimizer = optimizer_of(method, net, 0.5)
+        optimizer.param_groups[0]["lr"] = 0.05  # as a schedule does
+        method.after_step(net, optimizer)
+        close(filters(net), [[2.94, 0, 3.92, 0], [0, 0.24, 0, 0.32]])
+
     def test_sparse_group_lasso_cuts_entries_first(self):
         """Entries by lr lasso strength = 0.25: (2.75, 3.75) of norm 4.650269; that by lr (1 - lasso) strength 2 = 0.5."""
         found = step(GLT(strength=1.0, lasso=0.5), TALL_AND_SHORT)
@@ -58,6 +67,13 @@ class TestABFP:
         """(2, 2) has the larger sum, (0, 3) the larger length."""
         factors = ABFP(k=0.5, strength=1.0).factors(torch.tensor([[[2.0, 2.0], [0.0, 3.0]]]))
         assert factors[0, 0] < 0 < factors[0, 1]
+
+    def test_factors_of_three_by_hand(self):
+        """M = (4, 2, 1), two strong, c = 2: lam = 1 + log 2, 1 and 1 + log 2, and S_P / S_R = lam / (16 lam + 4)."""
+        lam = 1 + math.log(2)
+        t = lam / (16 * lam + 4)
+        factors = ABFP(k=0.6, strength=1.0).factors(torch.tensor([[[4.0], [2.0], [1.0]]]))
+        close(factors, [[-t * lam, -t, lam]])
 
     def test_the_two_terms_cancel(self):
         torch.manual_seed(0)

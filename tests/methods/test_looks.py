@@ -73,6 +73,34 @@ class TestCrAM:
         assert [int((m.weight.flatten(1) != 0).any(-1).sum()) for m in kept["filters"]] == [2, 2]
         assert [int(torch.linalg.matrix_rank(m.weight.flatten(1))) for m in kept["rank"]] == [2, 2]
 
+    def test_weights_of_layers_of_different_shapes_are_ranked_together(self):
+        net = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 2, 1, bias=False))
+        with torch.no_grad():
+            net[1].weight.mul_(1e-6)
+        CrAM(kind="weights", ratios=(8 / 24,))._compress(net)
+        assert [int((m.weight != 0).sum()) for m in net] == [16, 0]
+
+    def test_filters_are_ranked_by_their_sums_and_not_by_their_lengths(self):
+        """(2, 2) has the larger sum, (0, 3) the larger length."""
+        net = layer([[2.0, 2.0], [0.0, 3.0]])
+        CrAM(kind="filters", ratios=(0.5,))._compress(net)
+        close(net[0].weight.detach().flatten(1), [[2.0, 2.0], [0.0, 0.0]])
+
+    def test_gradients_of_a_low_rank_are_projected_onto_the_left_singular_vectors(self):
+        """4 u v^T + u' v'^T with u = (.6, .8), v = (1, 0); where u' is gone, the gradient 4 u v^T + (1, 0) (0, 1)^T keeps
+        its part along u: u (u^T (1, 0)) (0, 1)^T = .6 u (0, 1)^T."""
+        net = layer([[2.4, -0.8], [3.2, 0.6]])
+        found = gradient_of(
+            CrAM(kind="rank", ratios=(0.5,), rho=0.0, plus=False), net, Bowl(net, [[0.0, -1.0], [0.0, 0.0]])
+        )
+        close(found, [[2.4, 0.36], [3.2, 0.48]])
+
+    def test_fractions_are_counted_as_people_do(self):
+        """0.29 * 100 is 28.999999999999996 in floats: 29 go."""
+        net = layer([[float(i + 1) for i in range(100)]])
+        CrAM(kind="weights", ratios=(0.29,))._compress(net)
+        assert int((net[0].weight == 0).sum()) == 29
+
     def test_exactly_so_many_go_on_ties_and_one_always_stays(self):
         net = nn.Sequential(nn.Conv2d(3, 5, 1, bias=False))
         nn.init.ones_(net[0].weight)

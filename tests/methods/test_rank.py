@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from methods.by_hand import after_epoch, layer, optimizer_of, step
+from sparsefw.geometry import Spectrum
+from sparsefw.geometry.cuts import soft_cut
 from sparsefw.methods import FR, NUC, TRP, Scion, SVDEnergy
 
 # Orthogonal rows: singular values are their lengths, 3 and 6; a matrix of 3 x 4 of rank two.
@@ -184,3 +186,19 @@ class TestScion:
 def test_without_strength_nothing_is_touched(method):
     close(step(method, ROWS), ROWS, 1e-6)
     close(after_epoch(method, ROWS, 1, 2), ROWS, 1e-6)
+
+
+def test_soft_cuts_by_iterations_see_values_near_the_threshold():
+    """0.5005 and 0.4995 with a threshold of 0.5: 0.0005 of the one stays, nothing of the other."""
+    torch.manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(n, 4, dtype=torch.float64))[0] for n in (6, 9))
+    matrix = (U * torch.tensor([1.0, 0.5005, 0.4995, 0.1])) @ V.mT
+    found = soft_cut(Spectrum(), matrix[None], 0.5)[0]
+    expected = (U * torch.tensor([0.5, 0.0005, 0.0, 0.0])) @ V.mT
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def test_weights_in_half_precision_are_cut_by_an_svd_in_full():
+    net = layer([[3.0, 0.0], [0.0, 1.0]]).to(torch.bfloat16)
+    TRP(svd=True, threshold=0.2).after_epoch(net, None, 1, 3)
+    assert torch.equal(net[0].weight.detach().flatten(1).float(), torch.tensor([[3.0, 0.0], [0.0, 0.0]]))

@@ -52,6 +52,23 @@ class TestSchedules:
         assert rates(found)[1] == pytest.approx(0.1)
         assert found.lr * found.schedule.at(10**6, 10**6, 10**5) == pytest.approx(0.001)
 
+    def test_clr_is_a_cosine(self):
+        """A third of the way down it is at cos(60 degrees) = 1/2: three quarters of what lies above the floor of 0.001."""
+        assert rates(retraining(self.LINEAR, 10, "clr"))[4] == pytest.approx(0.001 + 0.75 * 0.099)
+
+    def test_ft_after_a_warm_up_that_ends_within_an_epoch(self):
+        """10 epochs, 1.5 of them to warm up: 8.5 to fall in, of which one is left."""
+        warm = TrainConfig(epochs=10, lr=1.0, schedule=Schedule(warmup=1.5))
+        assert retraining(warm, 2, "ft").lr == pytest.approx(1 / 8.5, rel=1e-3)
+
+    def test_the_rate_of_the_rest_goes_with_the_other(self):
+        two = TrainConfig(epochs=100, lr=0.1, rest_lr=0.5)
+        assert retraining(two, 4, "ft").rest_lr == pytest.approx(0.005)
+
+    def test_slr_of_a_retraining_begins_where_that_began(self):
+        again = retraining(self.LINEAR, 10, "lrw")
+        assert rates(retraining(again, 10, "slr"))[1] == pytest.approx(0.01)
+
     def test_warm_up_starts_low(self):
         assert rates(retraining(self.LINEAR, 10, "llr"))[0] < 0.02
 
@@ -92,6 +109,8 @@ def test_weights_that_are_zero_stay_zero_and_others_move_as_by_sgd():
 def test_weights_that_were_not_removed_are_noticed():
     with pytest.raises(ConfigError, match=r"method\.removed=0\.9: 0\.5 of the weights are 0; see model\.weights"):
         optimizer_of(Masked(removed=0.9), layer([[3.0, 0.0], [0.0, 1.0]]), 0.1)
+    with pytest.raises(ConfigError, match=r"0\.5 of the weights are 0"):
+        optimizer_of(Masked(removed=0.45), layer([[3.0, 0.0] * 20] * 5), 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +171,8 @@ def test_folders_of_others_are_left_alone(dense, tmp_path):
 
 def test_less_than_is_removed_already_is_refused(dense, tmp_path):
     retrain(dense, tmp_path / "out", weights=0.9, epochs=1, quiet=True)
+    with pytest.raises(ConfigError, match=r"holds the phases of a retraining; the last one is .*phase-1"):
+        _ = RunFolder(tmp_path / "out").config
     with pytest.raises(ConfigError, match=r"90\.0\d% of the weights of .*phase-1 are 0 already"):
         retrain(tmp_path / "out" / "phase-1", tmp_path / "again", weights=0.5, epochs=1, quiet=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -28,6 +30,24 @@ def test_gauge(kind, gauge, expected):
     (region,) = regions(optimizer_of(method, layer(ROWS), 0.1))
     assert isinstance(region.gauge, expected)
     assert region.diameter((4, 2, 1, 1)) == pytest.approx(2 * initial_norm(layer(ROWS)[0], "weight", torch.empty(4, 2)))
+
+
+@pytest.mark.parametrize(("kind", "w"), [("weights", 0.4), ("rank", 0.2), ("2:4", 0.4), ("neurons", 3.0)])
+def test_short_trainings_have_regions_in_which_they_can_learn_also_for_all_else(kind, w):
+    """Half of the diameter is w times the initial norm: sqrt(entries / (3 fan_in)) for a convolution, 1 for a bias of 0."""
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4, bias=False))
+    k = None if ":" in kind else 0.5
+    optimizer = optimizer_of(SparseFW(kind=kind, k=k, everything=True), net, 0.1, steps=10)
+    expected = {
+        net[0].weight: math.sqrt(8 / 3),
+        net[1].weight: math.sqrt(8),
+        net[1].bias: 1.0,
+        net[3].weight: math.sqrt(4 / 3),
+    }
+    found = {p: (group["region"], p) for group in optimizer.param_groups for p in group["params"]}
+    for p, norm in expected.items():
+        region, _ = found[p]
+        assert region.diameter(tuple(p.shape)) / 2 == pytest.approx(w * norm, rel=0.02), tuple(p.shape)
 
 
 @pytest.mark.parametrize(

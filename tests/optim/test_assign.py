@@ -227,8 +227,8 @@ def test_networks_without_normalisation_get_larger_regions():
         "0.weight"
     ].radius == pytest.approx(3 * math.sqrt(64 / 3))
     normed = nn.Sequential(nn.Linear(20, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 4))
-    found = regions_by_name(constrain(normed, "neurons", k=0.2, steps=600, report=None))
-    assert found["0.weight"].radius == pytest.approx(20 * 600 / 39_000 * math.sqrt(64 / 3))
+    found = regions_by_name(constrain(normed, "weights", k=0.2, steps=3900, report=None))
+    assert found["0.weight"].radius == pytest.approx(2 * math.sqrt(64 / 3))
 
 
 def test_n_m_blocks_run_along_the_inputs_also_of_transposed_convolutions():

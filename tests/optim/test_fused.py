@@ -18,7 +18,7 @@ from catalog import RULES, gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
 from sparsefw.data import load_digits
-from sparsefw.optim import Diameter, fused
+from sparsefw.optim import Diameter, Gradient, fused
 
 tables = pytest.importorskip("sparsefw.optim.fused.tables")
 
@@ -178,6 +178,39 @@ def test_of_fewer_than_k_entries_that_move_no_other_is_taken(make):
     found = runs[0][0][0].detach().cpu()
     direction = values / values.norm() if make is ENTRIES else values.sign()
     torch.testing.assert_close(found, -direction, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("k", [7, 5000])
+@pytest.mark.parametrize("make", [ENTRIES, FLAT])
+def test_the_step_size_where_all_are_equal_by_hand(make, k):
+    """8,800 weights of 0.1 with gradients of 1: the vertex v is -a on k of them, a = 1 or 1 / sqrt(k), and its square distance
+    8800 * 0.01 + 2 * 0.1 k a + k a^2."""
+    p = nn.Parameter(torch.full((80, 110), 0.1, device=DEVICE))
+    radius = 1000.0  # the start is inside
+    optimizer = SFW([{"params": [p], "region": make(k, radius)}], lr=0.05, fused=True, rescale=Gradient())
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    a = radius if make is FLAT else radius / math.sqrt(k)
+    distance = math.sqrt(88 + 0.2 * k * a + k * a * a)
+    assert optimizer.diagnostics()[0].step_size == pytest.approx(0.05 * math.sqrt(8800) / distance, rel=1e-5)
+
+
+def test_vertices_of_both_kinds_in_one_optimizer():
+    regions = [ENTRIES(5, 1.5), FLAT(5, 0.5), ENTRIES(9, 1.0), geo.LpBall(math.inf, 0.3)]
+    runs = both([(6, 9)] * 4, lambda ps: [{"params": [p], "region": r} for p, r in zip(ps, regions, strict=True)])
+    assert_equal(runs)
+
+
+@pytest.mark.parametrize("make", [ENTRIES, FLAT])
+def test_at_a_vertex_nothing_moves_any_more(make):
+    """The distance is 0, and so is the step: neither is it 1, nor is it counted as cut."""
+    values = torch.zeros(6, 9)
+    values[2, 3] = 1.0
+    runs = both([(6, 9)], lambda ps: [{"params": ps, "region": make(1, 0.3)}], lambda *_: values, lr=1e9)
+    assert_equal(runs)
+    for _, optimizer in runs:
+        assert optimizer.diagnostics()[0].step_size == 0
+        assert optimizer.diagnostics()[0].clamped <= 2 / STEPS + 1e-9  # on the way there
 
 
 def test_exactly_k_rows_on_ties():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,15 @@ def test_runs(tmp_path):
         "  unfinished"
     )
     assert table.markdown().splitlines()[-1].startswith("| a\\|b | digits-sgd | 0 | 2 | - |")
+
+
+def test_what_was_retrained_is_not_said_to_be_not(tmp_path):
+    runs, _ = read_runs([write_demo(tmp_path)])
+    comparison = compared(runs, "filters", "removed")
+    first, second = comparison.series
+    again = replace(first, method="retrained removed=0.9")
+    assert "removed, after retraining: " in headline(replace(comparison, series=(again,)))
+    assert "removed, no retraining but where it is named: " in headline(replace(comparison, series=(again, second)))
 
 
 def test_the_sentences(tmp_path):

@@ -111,3 +111,21 @@ def test_they_are_listed(what, some):
     done = CliRunner().invoke(app, ["list", what])
     assert done.exit_code == 0
     assert some in done.stdout
+
+
+def test_what_a_grid_varies_cannot_be_set_from_outside():
+    """It would be trained once per value that it does not have."""
+    with pytest.raises(ConfigError, match=r"train\.weight_decay: the grid filters-cifar10 tries"):
+        load_grid("filters-cifar10").points("SSL", ["train.weight_decay=0.01"])
+
+
+def test_tables_within_tables(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "{recipe: digits-resnet, kind: rank, at: [0.5], methods: {A: {method: {name: sgd}, train: {schedule: "
+        "{kind: cosine, warmup: [0, 1]}}}}}"
+    )
+    points = load_grid(str(file)).points("A")
+    assert [p.config.train.schedule.warmup for p in points] == [0, 1]
+    assert {p.config.train.schedule.kind for p in points} == {"cosine"}
+    assert [p.chosen for p in points] == [{"train.schedule.warmup": 0}, {"train.schedule.warmup": 1}]

@@ -105,7 +105,21 @@ def _one_method(name: str) -> tuple[dict[str, Any], str]:
         ]
     costs = [f"{form} {cost:.2f}" for form, cost in record["costs"].items() if cost is not None]
     lines += ["", f"a step in steps of SGD: {', '.join(costs) or 'not measured'}"]
-    return record, "\n".join([*lines, f"try: sparsefw train digits-resnet-sgd --set method.name={name}"])
+    lines += [f"tried in the grid {grid}: {settings}" for grid, settings in _tried(name).items()]
+    return record, "\n".join([*lines, f"try: {method.example.format(name=name)}"])
+
+
+def _tried(method: str) -> dict[str, str]:
+    """Grid -> the values of a method's settings that it tries: what is usual."""
+    from sparsefw.train.grids import grid_names, load_grid
+
+    found: dict[str, str] = {}
+    for grid in grid_names():
+        for entry in load_grid(grid).methods.values():
+            settings = [f"{key}={value}" for key, value in entry.method.items() if key not in ("name", "kind")]
+            if entry.method["name"] == method and settings and grid not in found:  # a method's variants come after it
+                found[grid] = " ".join(settings)
+    return found
 
 
 def _type_name(annotation: Any) -> str:

@@ -158,7 +158,8 @@ def curve(
     study = Study.open(run, data, device, trust)
     how = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)
     found = study.curve(kind, numbers(at, "--at"), form, split, progress=False if quiet else None, **how)
-    text = f"{study.config.name}: {study.task.metric} in % on the {split} images, {form}, never retrained\n{found}"
+    again = "retrained before" if study.config.method.name == "masked" else "never retrained"
+    text = f"{study.config.name}: {study.task.metric} in % on the {split} images, {form}, {again}\n{found}"
     if split == "test":
         picture = save_figure(curves_figure([read_run(run)], found.kind, form), run / "curves" / f"{found.kind}-{form}")
         text += f"\n{picture[0]}"

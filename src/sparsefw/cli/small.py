@@ -45,7 +45,7 @@ def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Ou
         lines = [f"{metric} on the {split} images: {' -> '.join(f'{m[metric]:.2f}' for m in measured.values())}"]
     lines.append(small.summary("validation"))
     lines += [
-        f"{name.removesuffix('runtime') + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x faster, batch 1)"
+        f"{name.removesuffix('runtime') + ' ms':11} {dense:>14.3f} -> {now:>14.3f}  ({dense / now:.1f}x as fast, batch 1)"
         for name, (dense, now) in times.items()
     ]
     return Outcome(record, "\n".join([*lines, str(out)]))

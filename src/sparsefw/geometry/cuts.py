@@ -29,7 +29,10 @@ _SHARPEST = 1e-5  # of the largest difference to the threshold: singular values 
 
 
 def direction(view: View, x: Tensor) -> Tensor:
-    """A subgradient of the sum of magnitudes; what is zero stays zero."""
+    """A subgradient of the sum of magnitudes; on entries and filters that are zero it is zero.
+
+    Singular values that are zero but for rounding may count under an SVD: any U V^T is a subgradient there.
+    """
     if _by_iterations(view):
         return _as_wide_matrix(x, subspace.polar_factor)
     magnitudes, lift = view.split(x)

@@ -181,6 +181,8 @@ def _with_fallbacks(decompose: Callable[..., tuple[Tensor, ...]], matrix: Tensor
         raise ValueError(
             f"singular values of a matrix with NaN or inf in it are undefined (shape {tuple(matrix.shape)})"
         )
+    if matrix.dtype in (torch.bfloat16, torch.float16):  # which nothing decomposes
+        return tuple(part.to(matrix) for part in _with_fallbacks(decompose, matrix.float()))
     try:
         return decompose(matrix)
     except torch.linalg.LinAlgError:

@@ -67,6 +67,7 @@ class Method(Section):
     forms         its rows in `sparsefw bench train`: a name, and the settings
     told          settings that labels in tables and figures always tell
     averages      False: an average of its weights (train.ema) has not what they have, so it is refused
+    example       a command that trains by it
     """
 
     title: ClassVar[str]
@@ -76,6 +77,7 @@ class Method(Section):
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     told: ClassVar[tuple[str, ...]] = ("kind", "k", "strength")
     averages: ClassVar[bool] = True
+    example: ClassVar[str] = "sparsefw train digits-resnet-sgd --set method.name={name}"
 
     name: str
 

@@ -27,6 +27,7 @@ class Masked(Method):
     title: ClassVar[str] = "retrained"
     paper: ClassVar[str] = "Han, Pool, Tran, Dally: NeurIPS 2015, arXiv:1506.02626; Renda, Frankle, Carbin: ICLR 2020"
     removes: ClassVar[str] = "weights"
+    example: ClassVar[str] = "sparsefw retrain RUN --weights 0.9 --epochs 5"
 
     name: Literal["masked"] = "masked"
     removed: float | None = Field(default=None, ge=0, lt=1)  # the fraction that must be 0 at the start; None: any

@@ -12,7 +12,10 @@ from sparsefw.optim import SFW
 
 
 class Proximal(Method):
-    """SGD on the loss alone, and a proximal step of length lr after every step or every epoch; none where strength is 0."""
+    """SGD on the loss alone, and a proximal step of length lr after every step or every epoch; none where strength is 0.
+
+    It is that of the penalty, whatever the loss: layers that a step did not use are cut, too.
+    """
 
     strength: float
     every: Literal["step", "epoch"] = "step"

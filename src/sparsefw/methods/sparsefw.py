@@ -122,8 +122,7 @@ class SparseFW(Method):
             rules.append(Rule(kind=self.kind, gauge=self.gauge))
         if self.everything:
             rules += everything_else(model, rules, w, self.gauge if self.kind == "weights" else None)
-        size = {"steps": settings.steps} if self.w is None else {"w": w}
-        groups = constrain(model, rules, k=self.k, report=report, **size)
+        groups = constrain(model, rules, k=self.k, w=w, report=report)
         for group in groups:
             if group["region"] is not None:
                 start = 1.0 if self.w_start is None else self.w_start / w

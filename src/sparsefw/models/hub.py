@@ -91,7 +91,7 @@ def check_names(name: str, make: Callable[..., Any], arguments: Iterable[str]) -
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    return f"unknown model {name!r}{did_you_mean(name, known)}"
+    return f"unknown model {name!r}{did_you_mean(name, known)}; see `sparsefw list models`"
 
 
 def _vision(name: str, load: Callable[[], Any]) -> Any:

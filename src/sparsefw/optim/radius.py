@@ -19,21 +19,23 @@ from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 # The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. The decay adds up over steps, so that shorter
 # trainings need a smaller region; no grid of the paper goes beyond 50.
 _PAPER_STEPS, _PAPER_W, _LARGEST_W, _UNNORMALISED_W = 39_000, 20.0, 50.0, 3.0
-# Below these a short training cannot learn (digits, 63 to 420 steps: weights 28 to 87 %, at 0.4 at least 95 %). Filters can.
-_LEAST_W = {"weights": 0.4, "rank": 0.2}
+# Below these a short training hardly learns (digits, 63 to 420 steps: weights 28 to 87 %, at 0.4 94 to 97 %). Filters do, and
+# larger regions do not help them. Neurons are mostly of layers that no normalisation follows.
+_LEAST_W = {"weights": 0.4, "N:M": 0.4, "rank": 0.2, "neurons": _UNNORMALISED_W}
 _DRAWS = 20
 
 
 def default_w(steps: int, normalised: bool = True, kind: object = None) -> float:
     """About the w that a training of this many steps needs: 20 at the paper's 39,000, in proportion, at most 50.
 
-    It is at least 0.4 for weights and 0.2 for rank, without which trainings of a few epochs do not learn. In a network without
-    normalisation layers the scale of a weight matters, and regions that are much smaller than the initial weights keep it from
-    learning: there w is at least 3, which leaves the start inside for k from about 0.1 on.
+    It is at least 0.4 for "weights" and "N:M" and 0.2 for "rank", without which trainings of a few epochs hardly learn. In a
+    network without normalisation layers, and for "neurons", the scale of a weight matters, and regions that are much smaller
+    than the initial weights keep it from learning: there w is at least 3, which leaves the start inside for k from about 0.1 on.
     """
     if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
         raise ValueError(f"steps must be a whole number, of the optimizer steps in the whole training, got {steps!r}")
-    least = _LEAST_W.get(str(kind), 0.0) if normalised else _UNNORMALISED_W
+    word = "N:M" if ":" in str(kind) else str(kind)
+    least = _LEAST_W.get(word, 0.0) if normalised else _UNNORMALISED_W
     return max(least, min(_PAPER_W * int(steps) / _PAPER_STEPS, _LARGEST_W))
 
 

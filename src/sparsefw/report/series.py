@@ -121,7 +121,13 @@ def headline(comparison: Comparison) -> str:
     ratio, names = comparison.telling, comparison.names
     values = {names[one.method]: at[0].mean for one in comparison.series if (at := one.at(ratio))}
     share = f"{100 * ratio:.3g}{NBSP}% of the {comparison.what} {comparison.done}"
-    return f"{share}, no retraining: {ranked(values, comparison.measure)}"
+    return f"{share}, {_trained_again(comparison)}: {ranked(values, comparison.measure)}"
+
+
+def _trained_again(comparison: Comparison) -> str:
+    """What the rest is about is that nothing is; runs of `sparsefw retrain` are, and their labels begin with it."""
+    told = [one.method.split(" ")[0] == "retrained" for one in comparison.series]
+    return "after retraining" if all(told) else "no retraining but where it is named" if any(told) else "no retraining"
 
 
 def refit_sentence(comparison: Comparison) -> str | None:

@@ -61,6 +61,9 @@ class RunFolder:
     def config(self) -> RunConfig:
         path = self.path / "config.yaml"
         if not path.is_file():
+            phases = sorted(self.path.glob("phase-*/config.yaml"))
+            if phases:
+                raise ConfigError(f"{self.path} holds the phases of a retraining; the last one is {phases[-1].parent}")
             raise ConfigError(f"{self.path} is not a run folder: it has no config.yaml; `sparsefw train` makes one")
         return read_config(path)
 

@@ -51,17 +51,25 @@ class Grid(Section):
     methods: dict[str, Entry] = Field(min_length=1)
 
     def points(self, method: str, changes: Sequence[str] = (), **fields: Any) -> list[Point]:
-        """All configurations of a row, with `changes` such as "train.epochs=5" applied."""
+        """All configurations of a row, with `changes` such as "train.epochs=5" applied, to none of what is varied."""
         entry = self.methods[method]
         settings = flat({"train": {**self.train, **entry.train}, "method": entry.method})
         varied = {key: value for key, value in settings.items() if isinstance(value, list)}
+        for key in (change.partition("=")[0] for change in changes):
+            if key in varied:
+                raise ConfigError(
+                    f"{key}: the grid {self.name} tries {varied[key]} for {method}; change the grid instead"
+                )
         found: list[Point] = []
         for values in itertools.product(*varied.values()):
             chosen = dict(zip(varied, values, strict=True))
-            tables: dict[str, dict[str, Any]] = {"train": {}, "method": {}}
+            tables: dict[str, Any] = {"train": {}, "method": {}}
             for key, value in {**settings, **chosen}.items():
-                part, _, name = key.partition(".")
-                tables[part][name] = value
+                *path, name = key.split(".")
+                table = tables
+                for part in path:
+                    table = table.setdefault(part, {})
+                table[name] = value
             curve = {"kind": self.kind, "at": self.at}
             named = f"{self.name}-{method}-{len(found)}"
             config = load_recipe(f"{self.recipe}-sgd", changes, **{"name": named, "curve": curve, **tables, **fields})

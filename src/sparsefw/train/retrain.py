@@ -50,10 +50,7 @@ def retraining(train: TrainConfig, epochs: int, schedule: str) -> TrainConfig:
     falling = train.epochs - old.warmup  # epochs that were not warm-up
     if schedule == "lrw" and epochs > falling:
         raise ConfigError(f"epochs={epochs}: lrw repeats the end of a training that had {falling:g} after its warm-up")
-    first, last = (
-        old.factor_at(old.begin),
-        old.at(train.epochs - 1, train.epochs, 1),
-    )  # the last epoch began with `last`
+    first, last = old.factor_at(old.begin), _last(old, train.epochs)
     warmup = WARM_UP * epochs
     scale = {"ft": last, "clr": first, "llr": first}.get(schedule, 1.0)
     if schedule == "ft":
@@ -69,6 +66,12 @@ def retraining(train: TrainConfig, epochs: int, schedule: str) -> TrainConfig:
         found = Schedule(kind="linear" if schedule == "llr" else "constant", warmup=warmup)
     rest_lr = None if train.rest_lr is None else train.rest_lr * scale
     return train.model_copy(update={"epochs": epochs, "schedule": found, "lr": train.lr * scale, "rest_lr": rest_lr})
+
+
+def _last(schedule: Schedule, epochs: int) -> float:
+    """The factor with which the last epoch began; also where a warm-up took part of an epoch."""
+    fine = 1000  # steps per epoch
+    return schedule.at((epochs - 1) * fine, epochs * fine, fine)
 
 
 def retrain(

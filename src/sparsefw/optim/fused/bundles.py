@@ -54,7 +54,8 @@ class Bundle(Part):
         for member in members:
             for t, buffer in zip(member.tensors, member.stack.buffers[member.index], strict=True):
                 network.momentum[t] = buffer
-        self.radii = _doubles([member.region.radius for member in members], device)
+        # As float32, which weights are: at a vertex the distance to it is then exactly 0.
+        self.radii = _doubles([member.region.radius for member in members], device).float().double()
         self.diameters = _doubles([member.region.diameter(member.shape) for member in members], device)
         self.supports = integers([member.support for member in members], device)
         self.rates = Addresses(len(members), device, fleeting=True)
