@@ -10,6 +10,10 @@ class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
     """The user or the system asked to stop; a checkpoint was written."""
 
 
+class Diverged(Exception):  # noqa: N818  (nothing is wrong with the program)
+    """A training whose numbers grew beyond all bounds."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'filters'?", or nothing where nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)

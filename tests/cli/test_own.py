@@ -93,9 +93,12 @@ def test_a_method_of_ones_own(tmp_path):
         sparsefw(tmp_path, *own, "--set", "method.strength=0.01")
     assert "method.strength" in sparsefw(tmp_path, *own, code=2).stderr  # another run
     assert "strength" in sparsefw(tmp_path, *own, "--set", "method.strength=-1", code=2).stderr
+    assert "strength = 0.0001  (float)" in sparsefw(tmp_path, "list", "methods", "mine:Decay").stdout
     (tmp_path / "mine.py").unlink()
     assert "filters removed" in sparsefw(tmp_path, "curve", "run", "--at", "0.5", "--quiet").stdout
     assert "Decay strength=0.01" in sparsefw(tmp_path, "report", "run").stdout
     assert "there is no module 'mine'" in sparsefw(tmp_path, *own, code=2).stderr
     (tmp_path / "mine.py").write_text("")
-    assert "registers no method of this name" in sparsefw(tmp_path, *own, code=2).stderr
+    assert "registers no method of this name; it registers none" in sparsefw(tmp_path, *own, code=2).stderr
+    (tmp_path / "mine.py").write_text("import nowhere")
+    assert "module 'mine' cannot be imported: No module named 'nowhere'" in sparsefw(tmp_path, *own, code=2).stderr

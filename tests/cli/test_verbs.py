@@ -176,6 +176,13 @@ def test_methods_are_listed_with_kind_paper_and_measured_costs():
         assert method.paper.split()[-1] in lines[name][-1]
 
 
+def test_one_grid_is_listed_with_what_it_tries():
+    found = json.loads(sparsefw("list", "grids", "filters-cifar10", "--json"))
+    assert found["methods"]["SSL"]["method"]["strength"] == [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3]
+    (line,) = [line for line in sparsefw("list", "grids", "filters-cifar10").splitlines() if line.startswith("SSL ")]
+    assert "12 configurations: method.name=ssl method.strength=[1e-05, " in line
+
+
 def test_one_method_is_listed_with_its_settings():
     found = json.loads(sparsefw("list", "methods", "ssl", "--json"))
     assert found["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
@@ -225,7 +232,7 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["report", tmp_path], "run"),
         (["list", "colours"], "there are models"),
         (["list", "methods", "sll"], "did you mean 'ssl'?"),
-        (["list", "recipes", "ssl"], "only methods are listed one by one"),
+        (["list", "recipes", "ssl"], "only methods and grids are listed one by one"),
         (["train", "digits-resnet-sgd", "--set", "method=ssl"], "given as method.name=ssl"),
         (["bench", "train", "colours"], "such as digits-resnet"),
         (["bench", "train", "digits-resnet", "--rows", "sgd,rnak-0.1"], "did you mean 'rank-0.1'"),

@@ -10,6 +10,8 @@ from torch import nn
 
 from methods.by_hand import after_epoch, filters, layer, optimizer_of, step
 from sparsefw.methods import ABFP, GLT, SFP, SSL
+from sparsefw.train import load_recipe
+from sparsefw.typed import ConfigError
 
 TALL_AND_SHORT = [[3.0, 0.0, 4.0, 0.0], [0.0, 0.3, 0.0, 0.4]]  # of norms 5 and 0.5
 
@@ -102,6 +104,11 @@ class TestABFP:
 
     def test_where_all_are_strong_nothing_happens(self):
         close(step(ABFP(k=1.0, strength=0.1), TALL_AND_SHORT), TALL_AND_SHORT)
+
+
+def test_sfp_that_would_never_cut_is_refused():
+    with pytest.raises(ConfigError, match=r"train\.epochs=3: SFP .* needs at least 4"):
+        load_recipe("digits-resnet-sgd", ["method.name=sfp", "method.start_epoch=3", "train.epochs=3"])
 
 
 class TestSFP:

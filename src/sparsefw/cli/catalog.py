@@ -6,9 +6,13 @@ import inspect
 import json
 from collections.abc import Callable
 from importlib import resources
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from sparsefw.typed import flat
 from sparsefw.words import did_you_mean
+
+if TYPE_CHECKING:
+    from sparsefw.methods import Method
 
 
 def catalog(what: str, name: str | None = None) -> tuple[dict[str, Any], str]:
@@ -16,9 +20,9 @@ def catalog(what: str, name: str | None = None) -> tuple[dict[str, Any], str]:
     if what not in CATALOGS:
         raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
     if name is not None:
-        if what != "methods":
-            raise ValueError(f"list {what} {name!r}: only methods are listed one by one; leave {name!r} out")
-        return _one_method(name)
+        if what not in ("methods", "grids"):
+            raise ValueError(f"list {what} {name!r}: only methods and grids are listed one by one; leave {name!r} out")
+        return _one_method(name) if what == "methods" else _one_grid(name)
     if what == "methods":
         return _all_methods()
     rows = CATALOGS[what]()
@@ -47,19 +51,27 @@ def _methods() -> dict[str, dict[str, Any]]:
     """What each prepares for the removal of, what a step of its forms costs in steps of SGD, its formula and paper."""
     from sparsefw.methods import METHODS
 
-    rows, order = measured_costs()["rows"], ("any", "filters", "rank", "weights")
-    found = {}
-    for name, method in sorted(METHODS.items(), key=lambda item: order.index(item[1].removes)):
-        forms = [form or name for form in method.forms]
-        found[name] = {
-            "title": method.title,
-            "removes": method.removes,
-            "costs": {form: 1 / rows[form]["share"] if form in rows else None for form in forms},
-            "looks": method.looks,
-            "formula": _first_line(method),
-            "paper": method.paper,
-        }
-    return found
+    order = ("any", "filters", "rank", "weights")
+    ordered = sorted(METHODS.items(), key=lambda item: order.index(item[1].removes))
+    return {name: _about(name, method) for name, method in ordered}
+
+
+def _about(name: str, method: type[Method]) -> dict[str, Any]:
+    rows = measured_costs()["rows"]
+    forms = [form or name for form in method.forms]
+    return {
+        "title": method.title,
+        "removes": method.removes,
+        "costs": {form: 1 / rows[form]["share"] if form in rows else None for form in forms},
+        "looks": method.looks,
+        "formula": _first_line(method),
+        "paper": method.paper,
+        "settings": {
+            field: {"type": _type_name(info.annotation), "default": info.default}
+            for field, info in method.model_fields.items()
+            if field != "name"
+        },
+    }
 
 
 def _all_methods() -> tuple[dict[str, Any], str]:
@@ -86,16 +98,10 @@ def _all_methods() -> tuple[dict[str, Any], str]:
 
 
 def _one_method(name: str) -> tuple[dict[str, Any], str]:
-    from sparsefw.methods import METHODS
+    from sparsefw.methods.base import find_method
 
-    if name not in METHODS:
-        raise ValueError(f"list methods {name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}")
-    method, record = METHODS[name], _methods()[name]
-    record["settings"] = {
-        field: {"type": _type_name(info.annotation), "default": info.default}
-        for field, info in method.model_fields.items()
-        if field != "name"
-    }
+    method = find_method(name)
+    record = _about(name, method)
     lines = [f"{method.title} [{method.paper}]", "", inspect.getdoc(method) or ""]
     if record["settings"]:
         width = max(map(len, record["settings"]))
@@ -107,6 +113,19 @@ def _one_method(name: str) -> tuple[dict[str, Any], str]:
     lines += ["", f"a step in steps of SGD: {', '.join(costs) or 'not measured'}"]
     lines += [f"tried in the grid {grid}: {settings}" for grid, settings in _tried(name).items()]
     return record, "\n".join([*lines, f"try: {method.example.format(name=name)}"])
+
+
+def _one_grid(name: str) -> tuple[dict[str, Any], str]:
+    from sparsefw.train.grids import load_grid
+
+    grid = load_grid(name)
+    lines = [f"{grid.about}; recipe {grid.recipe}, {grid.kind} removed at {', '.join(f'{r:g}' for r in grid.at)}"]
+    width = max(map(len, grid.methods))
+    for row, entry in grid.methods.items():
+        settings = flat({"method": entry.method, "train": {**grid.train, **entry.train}})
+        words = " ".join(f"{key}={value}" for key, value in settings.items())
+        lines.append(f"{row:{width}}  {len(grid.points(row)):4} configurations: {words}")
+    return grid.model_dump(), "\n".join(lines)
 
 
 def _tried(method: str) -> dict[str, str]:

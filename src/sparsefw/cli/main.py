@@ -238,7 +238,7 @@ def report(
 def list_(
     what: Annotated[str, typer.Argument(help="models, datasets, methods, regions, recipes, grids or rows (of bench).")],
     name: Annotated[
-        str | None, typer.Argument(help="One method, with all of its settings.", show_default=False)
+        str | None, typer.Argument(help="One method or grid, with all of its settings.", show_default=False)
     ] = None,
     json: JsonOption = False,
 ) -> None:

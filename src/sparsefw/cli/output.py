@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from sparsefw.durable import strict
-from sparsefw.words import Interrupted
+from sparsefw.words import Diverged, Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -61,7 +61,7 @@ def verb(body: F) -> F:
 
 def _line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, (ValueError, OSError)):
+    if isinstance(error, (ValueError, OSError, Diverged)):
         return text.replace("\n", " ")
     return f"{type(error).__name__}: {text.splitlines()[0]} (SPARSEFW_TRACEBACK=1 shows where)"
 

@@ -150,6 +150,16 @@ class Foreign(Method):
     paper: ClassVar[str] = "none"
 
 
+def find_method(name: str) -> type[Method]:
+    """The class of a registered method, or of one of the user's own, "module:Class"."""
+    if name not in METHODS and ":" in name:
+        _import_own(name)
+    if name not in METHODS:
+        known = f"{', '.join(METHODS)}, and module:Class of your own"
+        raise ConfigError(f"method.name={name!r}{did_you_mean(name, METHODS)}; there are {known}")
+    return METHODS[name]
+
+
 def method_from(values: Any, foreign: bool = False) -> Method:
     """The method that a table `{name: ..., settings}` describes. A name "module:Class" is of a module of the user's own.
 
@@ -164,11 +174,7 @@ def method_from(values: Any, foreign: bool = False) -> Method:
     name = values["name"]
     if name not in METHODS and foreign:
         return Foreign(**values)
-    if name not in METHODS and ":" in name:
-        _import_own(name)
-    if name not in METHODS:
-        raise ConfigError(f"method.name={name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}")
-    return parse(METHODS[name], values, "method")
+    return parse(find_method(name), values, "method")
 
 
 def _import_own(name: str) -> None:
@@ -178,7 +184,9 @@ def _import_own(name: str) -> None:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists; something that it imports does not
+            raise ConfigError(f"method.name={name!r}: module {module!r} cannot be imported: {error}") from error
         raise ConfigError(f"method.name={name!r}: there is no module {module!r}") from None
     if name not in METHODS:
-        raise ConfigError(f"method.name={name!r}: module {module!r} registers no method of this name")
+        there = ", ".join(repr(own) for own, method in METHODS.items() if method.__module__ == module)
+        what = f"it registers {there}" if there else "it registers none: is @register above the class?"
+        raise ConfigError(f"method.name={name!r}: module {module!r} registers no method of this name; {what}")

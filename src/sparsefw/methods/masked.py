@@ -32,6 +32,10 @@ class Masked(Method):
     name: Literal["masked"] = "masked"
     removed: float | None = Field(default=None, ge=0, lt=1)  # the fraction that must be 0 at the start; None: any
 
+    @property
+    def label(self) -> str:
+        return self.title if self.removed is None else f"{self.title} {self.removed:.4g}"
+
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         # From the weights at the start, which a resumed run reads again before its checkpoint: a mask needs no state.
         found = [p for layers in layers_of(model, "weights") for p in layers.parameters]

@@ -35,6 +35,10 @@ class SFP(Method):
     k: float = Field(default=0.7, gt=0, le=1)
     start_epoch: int = Field(default=0, ge=0)
 
+    @property
+    def least_epochs(self) -> int:
+        return self.start_epoch + 1
+
     @torch.no_grad()
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
         for layers in layers_of(model, "filters") if epoch > self.start_epoch else ():

@@ -15,10 +15,10 @@ class NonFiniteGradientError(RuntimeError):
 
     def __init__(self, names: Sequence[str], steps: int) -> None:
         self.names = list(names)
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         times = "the step was" if steps == 1 else f"{steps} steps were"
         super().__init__(
-            f"non-finite gradient in {shown}; {times} not taken, the weights are unharmed (on_nonfinite='skip' only counts)"
+            f"non-finite gradient in {self.where}; {times} not taken, the weights are unharmed (on_nonfinite='skip' only counts)"
         )
 
 

@@ -18,6 +18,7 @@ from sparsefw.data.batches import Share
 from sparsefw.data.opening import Data, open_data
 from sparsefw.methods import OptimizerSettings
 from sparsefw.models import MODELS, build, load_weights
+from sparsefw.optim import NonFiniteGradientError
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from sparsefw.train.config import RunConfig
@@ -29,7 +30,7 @@ from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_mo
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
 from sparsefw.typed import ConfigError
-from sparsefw.words import Interrupted, first_line
+from sparsefw.words import Diverged, Interrupted, first_line
 
 AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
@@ -52,11 +53,22 @@ def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: 
             on_first(share, lambda: folder.begin(config, training.regions, data_folder))
             _resume(training, folder, display)
             with Recorder(folder, training, display) as watcher:
-                train(training, watcher)
+                _train(training, watcher)
             result = _final(training, folder)
             if result["skipped_images"]:
                 display.note(f"{result['skipped_images']} corrupt images were left out", warning=True)
             return result
+
+
+def _train(training: Training, watcher: Watcher) -> None:
+    try:
+        train(training, watcher)
+    except NonFiniteGradientError as error:
+        smaller = "a smaller train.lr" + " or method.strength" * hasattr(training.config.method, "strength")
+        where = f"step {training.step} of {training.steps}"
+        raise Diverged(
+            f"{where}: the training diverged, non-finite gradient in {error.where}; {smaller} may help"
+        ) from error
 
 
 def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> dict[str, Any] | None:
