@@ -102,7 +102,7 @@ def table(grid: Grid, arguments: argparse.Namespace, pool: ProcessPoolExecutor) 
             "std": spreads,
         }
         print(f"{grid.name:16} {row.label:28} {cells(means, spreads)}  {points[best][0]}", flush=True)
-    return {"kind": grid.kind, "at": list(grid.at), "rows": found}
+    return {"kind": grid.kind, "recipe": grid.recipe, "at": list(grid.at), "rows": found}
 
 
 def _edges(points: list[tuple[dict[str, Any], Any]], best: int) -> list[str]:
@@ -124,11 +124,11 @@ def cells(means: list[float], spreads: list[float]) -> str:
 
 def render(record: dict[str, Any]) -> str:
     lines = [
-        "# All methods on handwritten digits",
+        f"# All methods: {', '.join(dict.fromkeys(found['recipe'] for found in record['tables'].values()))}",
         f"{record['date']}, {record['hardware']['cpu']}, torch {record['versions']['torch']}. Written by `{record['command']}`.",
         f"Test accuracy in percent, mean and deviation over {record['seeds']} seeds, after compression without retraining:"
         " masked, the same ratio in every layer (weights: over all layers), BatchNorm statistics recomputed. Per row the one"
-        " configuration with the best mean validation accuracy over all ratios; 397 test images, so that one is 0.25 points."
+        " configuration with the best mean validation accuracy over all ratios (*: the smallest or largest value that was tried)."
         " *Equal compute*: methods that look twice at every batch, with half of the epochs.",
     ]
     for name, found in record["tables"].items():
@@ -136,7 +136,10 @@ def render(record: dict[str, Any]) -> str:
         cut = [heads, ["---"] * len(heads)]
         for label, row in found["rows"].items():
             values = [f"{mean:.2f} ± {std:.2f}" for mean, std in zip(row["mean"], row["std"], strict=True)]
-            words = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in row["chosen"].items())
+            words = ", ".join(
+                f"{key.partition('.')[2]}={value}{chr(92) + '*' if key in row['at_the_edge'] else ''}"
+                for key, value in row["chosen"].items()
+            )
             cut.append([label, *values, words, str(row["configurations"])])
         lines.append(f"## {name}: {found['kind']} removed")
         lines.append("\n".join(f"| {' | '.join(cells)} |" for cells in cut))

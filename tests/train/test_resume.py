@@ -137,6 +137,18 @@ def test_with_a_damaged_newest_checkpoint_the_one_before_leads_to_the_same_end(r
 
 
 @pytest.mark.slow
+def test_stopped_before_its_first_checkpoint_it_starts_again_and_says_so(reference, tmp_path):
+    folder = tmp_path / "run"
+    assert killed("rank", folder, reached(folder, 24))
+    for file in (folder / "checkpoints").glob("step-*"):
+        file.unlink()
+    assert "stopped before its first checkpoint (engine.checkpoint_seconds=0): starting again" in trained(
+        words("rank", folder)
+    )
+    assert_same_run(folder, reference("rank"))
+
+
+@pytest.mark.slow
 def test_with_all_checkpoints_damaged_it_starts_again_and_says_so(reference, tmp_path):
     folder = tmp_path / "run"
     assert killed("rank", folder, reached(folder, 24))

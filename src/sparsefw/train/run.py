@@ -174,6 +174,9 @@ def _resume(training: Training, folder: RunFolder, display: Display) -> None:
         display.note(f"going on from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
     elif damaged:
         display.note("no whole checkpoint is left: starting again", warning=True)
+    elif on_first(training.engine.share, folder.metrics.exists):
+        every = f"engine.checkpoint_seconds={training.config.engine.checkpoint_seconds:g}"
+        display.note(f"stopped before its first checkpoint ({every}): starting again")
 
 
 def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
