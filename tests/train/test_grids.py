@@ -37,10 +37,10 @@ def test_as_many_configurations_as_the_paper_tried(name):
 def test_every_point_is_a_training_of_its_own(name):
     grid = load_grid(name)
     for method in grid.methods:
-        points = grid.points(method, ["train.epochs=25"], seed=7)
+        points = grid.points(method, ["train.epochs=90"], seed=7)
         assert len({point.config.model_dump_json() for point in points}) == len(points)
         for point in points:
-            assert (point.config.train.epochs, point.config.seed) == (25, 7)
+            assert (point.config.train.epochs, point.config.seed) == (90, 7)
             assert (point.config.curve.kind, point.config.curve.at) == (grid.kind, grid.at)
             for key, value in point.chosen.items():
                 part, _, field = key.partition(".")

@@ -61,10 +61,15 @@ class TestEveryMethod:
             method_from({"name": name, "strenght": 1})
 
 
-@pytest.mark.parametrize("values", [{}, {"name": None}, "sgd", None, 3, {"kind": "filters"}], ids=str)
+@pytest.mark.parametrize("values", [{}, {"name": None}, None, 3, {"kind": "filters"}], ids=str)
 def test_a_method_without_a_name_is_told_which_there_are(values):
     with pytest.raises(ConfigError, match=r"needs a name, one of .*sgd.*sparsefw"):
         method_from(values)
+
+
+def test_a_name_in_place_of_the_table_is_told_where_it_goes():
+    with pytest.raises(ConfigError, match=r"a name is given as method\.name=sgd"):
+        method_from("sgd")
 
 
 def test_a_misspelt_method_is_told_the_nearest():
