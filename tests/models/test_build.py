@@ -30,8 +30,11 @@ def error_line(call, *arguments, **keywords) -> str:
 
 
 def test_unknown_name():
-    assert error_line(build, "resnet19") == "unknown model 'resnet19'; did you mean 'resnet18'?"
-    assert error_line(build, "%") == "unknown model '%'"
+    assert (
+        error_line(build, "resnet19")
+        == "unknown model 'resnet19'; did you mean 'resnet18'?; see `sparsefw list models`"
+    )
+    assert error_line(build, "%") == "unknown model '%'; see `sparsefw list models`"
 
 
 def test_unknown_argument_names_the_accepted_ones():
