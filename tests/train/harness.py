@@ -80,10 +80,10 @@ def start(words: list[str], launcher: tuple[str, ...] = (), **environment: str) 
     )
 
 
-def ended(process: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
+def ended(process: subprocess.Popen[str], code: int | None = 0, patience: float = PATIENCE) -> tuple[str, str]:
     """What it wrote to standard output and standard error, once it ended with that exit code."""
     try:
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun then ends those that it started
         out, err = process.communicate()

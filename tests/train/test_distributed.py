@@ -80,6 +80,7 @@ def test_one_process_writes_and_speaks(tmp_path):
         "model.safetensors",
         "regions.txt",
         "result.json",
+        "spectra.json",
     ]
 
 

@@ -96,7 +96,8 @@ def test_a_loss_that_explodes_ends_the_run_in_one_line_that_names_a_parameter(tm
     _, err = ended(start(words), code=1)
     said = err.splitlines()[-1]
     assert re.match(
-        r"failed: step \d+ of \d+: the training diverged, non-finite gradient in .*; a smaller train.lr may help", said
+        r"failed: by step \d+ of \d+: the training diverged, non-finite gradient in .*; a smaller train.lr may help",
+        said,
     )
     assert "weight" in said or "bias" in said
     assert "Traceback" not in err

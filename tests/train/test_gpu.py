@@ -7,6 +7,7 @@ import torch
 
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
+from sparsefw.train.log import read_metrics
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
 from sparsefw.typed import ConfigError
@@ -32,7 +33,8 @@ def test_captured_steps_are_those_of_an_ordinary_training(kind):
             training.advance(batch)
         found.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
     captured, ordinary = found
-    assert torch.linalg.vector_norm(captured - ordinary) <= 0.02 * torch.linalg.vector_norm(ordinary)
+    few = 0.1 if kind == "rank" else 0.02  # directions of nearly equal singular values turn
+    assert torch.linalg.vector_norm(captured - ordinary) <= few * torch.linalg.vector_norm(ordinary)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,3 +117,16 @@ def test_steps_that_wait_for_the_device_are_not_captured(tmp_path):
     assert fit(config("sgd", *svd), tmp_path / "run", quiet=True)["test"]["accuracy"] > 85
     with pytest.raises(ConfigError, match=r"cuda_graph.*SVD"):
         prepare(config("sgd", *svd, "engine.cuda_graph=true"), None, Display("", quiet=True))
+
+
+def test_observed_gradients_are_those_of_an_ordinary_training(tmp_path):
+    """Added up inside of the captured step; with a scaled loss, as if it were not."""
+    norms = {}
+    for precision, graph in (("fp32", "false"), ("fp32", "true"), ("fp16", "false")):
+        watched = ("observe.gradients=true", "observe.distance=0.7", f"engine.cuda_graph={graph}")
+        folder = tmp_path / precision / graph
+        fit(config("sgd", f"engine.precision={precision}", "curve.kind=filters", *watched), folder, quiet=True)
+        norms[precision, graph] = [row["observed"]["gradient_norm"] for row in read_metrics(folder / "metrics.jsonl")]
+    ordinary, captured, scaled = norms.values()
+    assert captured[0] == pytest.approx(ordinary[0], rel=0.05)  # later, rounding has made them other trainings
+    assert scaled[0] == pytest.approx(ordinary[0], rel=0.05)

@@ -12,7 +12,10 @@ from torch import nn
 from sparsefw.methods import SGD, Batch, SparseFW
 from sparsefw.train import load_recipe
 from sparsefw.train.average import Average
+from sparsefw.train.display import Display
+from sparsefw.train.log import read_metrics
 from sparsefw.train.loop import mixed
+from sparsefw.train.run import prepare
 from train.harness import command, step_of, trained, untimed
 from train.networks import group_norm
 
@@ -149,3 +152,31 @@ def test_bfloat16_is_for_the_forward_pass_only(tmp_path):
         torch.float32,
         torch.int64,
     }
+
+
+def test_observed_gradients_are_the_means_of_the_norms_over_an_epoch(tmp_path):
+    """By hand, with a step for every batch of the first epoch; a run that is resumed in the middle tells the same."""
+    words = command("digits-resnet-filters", tmp_path / "a", "observe.gradients=true", "observe.distance=0.7", epochs=2)
+    trained(words)
+    rows = [row["observed"] for row in read_metrics(tmp_path / "a" / "metrics.jsonl")]
+    config = load_recipe("digits-resnet-filters", ["train.epochs=2", "model.arguments.width=8", "engine.device=cpu"])
+    t = prepare(config, None, Display("x", quiet=True))
+    t.model.train()
+    total = 0.0
+    for batch in t.data.train.training(0, 0, config.data.batch_size):
+        t.rates.scale(config.train.schedule.at(t.step, t.steps, t.steps_per_epoch))
+        t.advance(batch)
+        total += sum(float(p.grad.double().square().sum()) for p in t.model.parameters()) ** 0.5
+        t.step += 1
+    assert rows[0]["gradient_norm"] == pytest.approx(total / t.steps_per_epoch, rel=1e-5)
+    weights = {
+        n: m.weight.detach().double() for n, m in t.model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)
+    }
+    lost = 0.0
+    for weight in weights.values():
+        if weight.ndim == 4:  # 70 % of the filters of every convolution, those with the smallest l1 norms
+            norms = weight.abs().sum((1, 2, 3))
+            smallest = norms.argsort()[: round(0.7 * len(norms))]
+            lost += float(weight[smallest].square().sum())
+    total = sum(float(weight.square().sum()) for weight in weights.values())
+    assert rows[0]["distance"] == pytest.approx((lost / total) ** 0.5, rel=0.02)

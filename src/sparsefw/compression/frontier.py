@@ -52,7 +52,8 @@ class Curve:
         for p in self.points:
             refit = f"{p.refit:7.2f}" if p.refit is not None else "      -"
             sizes = _sizes(p.costs, p.milliseconds, sized)
-            lines.append(f"{p.ratio:>16.0%}  {p.plain:7.2f}  {refit}  {p.distance:8.3f}{sizes}")
+            share = f"{100 * p.ratio:.3g}%"
+            lines.append(f"{share:>16}  {p.plain:7.2f}  {refit}  {p.distance:8.3f}{sizes}")
         return "\n".join(line.rstrip() for line in lines)
 
     def to_json(self) -> dict[str, Any]:

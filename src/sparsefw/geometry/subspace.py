@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefw.geometry.precision import HALF
+
 # Relative to a unit diagonal in float64: far above the rounding of float32 columns squared (4e-15), far below anything
 # that would bend a direction that matters. It makes the Gram matrix of dependent columns positive definite.
 _SHIFT = 1e-12
@@ -181,7 +183,7 @@ def _with_fallbacks(decompose: Callable[..., tuple[Tensor, ...]], matrix: Tensor
         raise ValueError(
             f"singular values of a matrix with NaN or inf in it are undefined (shape {tuple(matrix.shape)})"
         )
-    if matrix.dtype in (torch.bfloat16, torch.float16):  # which nothing decomposes
+    if matrix.dtype in HALF:  # which nothing decomposes
         return tuple(part.to(matrix) for part in _with_fallbacks(decompose, matrix.float()))
     try:
         return decompose(matrix)

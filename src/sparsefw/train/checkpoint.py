@@ -53,6 +53,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
     return None, damaged
 
 
+def newest_step(folder: Path) -> int:
+    """That of the newest checkpoint, whole or not; 0 where there is none."""
+    return max((step for step, _ in _files(folder)), default=0)
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 

@@ -104,6 +104,17 @@ class CurveConfig(Section):
         return self
 
 
+class ObserveConfig(Section):
+    """What else metrics.jsonl tells of every epoch, for those who study a training. It costs a little time.
+
+    distance    ||W - C(W)|| / ||W|| to the network without this fraction of what is to be removed
+    gradients   the norm of the batches' gradients, over all parameters, averaged over the epoch's steps
+    """
+
+    distance: float | None = Field(default=None, gt=0, lt=1)
+    gradients: bool = False
+
+
 def _method(values: Any, info: ValidationInfo) -> Method:
     return method_from(values, **(info.context or {}))
 
@@ -119,6 +130,7 @@ class RunConfig(Section):
     train: TrainConfig
     engine: EngineConfig = EngineConfig()
     curve: CurveConfig = CurveConfig()
+    observe: ObserveConfig = ObserveConfig()
     track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
     @model_validator(mode="after")

@@ -5,9 +5,11 @@ regions.txt          which layer is constrained to which region, and what is lef
 metrics.jsonl        a line per epoch
 checkpoints/         while training
 model.safetensors    the trained network, with what is needed to build it again
+spectra.json         filter norms and singular values of its layers, sorted
 result.json          final metrics; its presence says that training is over
 environment.json     versions, hardware, date, version of the code
-curves/              what `sparsefw curve` found, one file per kind and form
+curves/              what `sparsefw curve` found on the test images, one file per kind and form
+curves-validation/   the same on the validation images
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ LOCK = ".lock"
 MAY_CHANGE = re.compile(r"engine\.(?!accumulate$)|track|curve\.")
 
 
+class FolderBusy(ConfigError):  # noqa: N818  (a state, not a fault)
+    """Another process trains into the folder."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -61,9 +67,9 @@ class RunFolder:
     def config(self) -> RunConfig:
         path = self.path / "config.yaml"
         if not path.is_file():
-            phases = sorted(self.path.glob("phase-*/config.yaml"))
-            if phases:
-                raise ConfigError(f"{self.path} holds the phases of a retraining; the last one is {phases[-1].parent}")
+            if phases := [file.parent for file in self.path.glob("phase-*/config.yaml")]:
+                last = max(phases, key=lambda phase: (len(phase.name), phase.name))  # 10 comes after 9
+                raise ConfigError(f"{self.path} holds the phases of a retraining; the last one is {last}")
             raise ConfigError(f"{self.path} is not a run folder: it has no config.yaml; `sparsefw train` makes one")
         return read_config(path)
 
@@ -99,7 +105,7 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(
+                raise FolderBusy(
                     f"{self.path} is being trained into by another process; wait for it, or choose another --out"
                 ) from None
             except OSError as error:
@@ -159,6 +165,8 @@ class RunFolder:
 
         path = self.path / "model.safetensors"
         if not path.exists():
+            if self.result is not None:
+                raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
             raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again goes on with it")
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -174,9 +182,17 @@ class RunFolder:
         model.load_state_dict(read_tensors(path))
         return model.eval(), about
 
+    def save_spectra(self, found: dict[str, Any]) -> None:
+        write_json(self.path / "spectra.json", found)
+
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self.path / "result.json", result)
         self.forget_checkpoints()
+
+    def forget_result_without_model(self) -> None:
+        """A training whose network is gone is not over."""
+        if self.path.is_dir() and not (self.path / "model.safetensors").exists():
+            (self.path / "result.json").unlink(missing_ok=True)
 
     def forget_checkpoints(self) -> None:
         """Training is over: they are no longer needed."""

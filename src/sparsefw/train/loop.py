@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from sparsefw.compression import recalibrate
+from sparsefw.compression import compress, recalibrate
 from sparsefw.compression.batchnorm import has_batch_norm
+from sparsefw.compression.frontier import distance
 from sparsefw.data.batches import Part, generator
 from sparsefw.data.opening import Data
 from sparsefw.methods import Batch
@@ -50,6 +51,7 @@ class Training:
     regions: str = ""  # which layer got which
     step: int = 0
     clock: Clock = field(default_factory=lambda: Clock())
+    norms: Tensor | None = None  # of the gradients of the epoch so far, where they are observed
     sums: Tensor = field(init=False)  # of the epoch so far
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class Training:
             "scaler": self.scaler.state_dict(),
             "average": None if self.average is None else self.average.tensors,
             "sums": of_all_processes(self.engine, self.sums),
+            "norms": self.norms,
             "step": self.step,
             "seconds": self.clock.seconds(),
         }
@@ -92,6 +95,8 @@ class Training:
             self.sums.copy_(sums[share.rank])
         elif share.rank == 0:  # the number of processes has changed: only the total matters
             self.sums.copy_(sums.sum(0))
+        if self.norms is not None:
+            self.norms.copy_(state["norms"])
         self.step, self.clock = state["step"], Clock(state["seconds"])
 
 
@@ -178,7 +183,24 @@ def epoch_figures(training: Training) -> dict[str, dict[str, float]]:
     figures = {"train": t.task.metrics(sums.cpu())}
     if t.data.validation is not None and (t.epoch % t.config.train.evaluate_every == 0 or t.step == t.steps):
         figures["validation"] = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
+    if observed := observations(t):
+        figures["observed"] = observed
     return figures
+
+
+def observations(training: Training) -> dict[str, float]:
+    """What the configuration asks to observe, of the epoch that has ended."""
+    t, found = training, dict[str, float]()
+    if t.norms is not None:
+        found["gradient_norm"] = float(t.norms) / t.steps_per_epoch
+        t.norms.zero_()
+    if (ratio := t.config.observe.distance) is not None:
+        kind = t.config.curve_kind
+        example = torch.zeros((2, *t.data.shape), device=t.engine.device)
+        how: dict[str, Any] = {kind: ratio, "form": "masked" if kind == "filters" else "removed"}
+        small = compress(t.model, example=example, progress=False, **how)
+        found["distance"] = distance(t.model, small.model)
+    return found
 
 
 def mixed(batch: Batch, config: RunConfig, classes: int, step: int) -> Batch:

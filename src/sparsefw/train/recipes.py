@@ -6,6 +6,8 @@ A file states what its variants share; each variant adds its method (and whateve
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -15,7 +17,7 @@ from typing import Any
 import yaml
 
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, parse
+from sparsefw.typed import ConfigError, nested, parse
 from sparsefw.words import did_you_mean
 
 SHIPPED = resources.files("sparsefw") / "recipes"
@@ -47,11 +49,11 @@ def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> Run
     values = _values(name)
     before = values.get("method")
     values.pop("about", None)
-    values = _merged(values, {key: value for key, value in fields.items() if value is not None})
+    values = merged(values, {key: value for key, value in fields.items() if value is not None})
     asked: dict[str, Any] = {}
     for change in changes:
-        asked = _merged(asked, _change(change))
-    values = _merged(values, asked)
+        asked = merged(asked, _change(change))
+    values = merged(values, asked)
     if not (asked.get("name") or fields.get("name")):
         values["name"] = _name_with(values, before)
     return parse(RunConfig, values, f"recipe {name}")
@@ -101,7 +103,7 @@ def _values(name: str) -> dict[str, Any]:
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
     try:
-        values = yaml.load(text, Loader=_Loader)
+        values = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -109,6 +111,12 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: must be a table of settings, got {type(values).__name__}")
     return values
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> Any:
+    """A grid asks for the same recipe a hundred times."""
+    return yaml.load(text, Loader=_Loader)
 
 
 class _Loader(yaml.SafeLoader):
@@ -145,10 +153,10 @@ def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
         return {stem: {"name": stem, **shared}}
     if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()):
         raise ConfigError(f"{stem}: variants must be a table of tables")
-    return {f"{stem}-{name}": _merged({"name": f"{stem}-{name}", **shared}, v) for name, v in variants.items()}
+    return {f"{stem}-{name}": merged({"name": f"{stem}-{name}", **shared}, v) for name, v in variants.items()}
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged key by key; anything else is replaced. A method or model of another name brings its own settings."""
     result = dict(values)
     for key, value in changes.items():
@@ -158,7 +166,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
             and isinstance(old, dict)
             and not (key in ("method", "model") and _renames(old, value))
         ):
-            value = _merged(old, value)
+            value = merged(old, value)
         result[key] = value
     return result
 
@@ -176,6 +184,4 @@ def _change(text: str) -> dict[str, Any]:
         parsed = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {text!r}: the value is not YAML") from None
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return dict(parsed)
+    return nested(key.strip(), parsed)

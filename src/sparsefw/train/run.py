@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefw.compression.spectra import spectra
 from sparsefw.data.batches import Share
 from sparsefw.data.opening import Data, open_data
 from sparsefw.methods import OptimizerSettings
@@ -36,13 +38,28 @@ AGREED_EVERY = 8  # steps after which several processes ask each other whether t
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
 
 
-def fit(config: RunConfig, path: Path, data_folder: Path | None = None, *, quiet: bool = False) -> dict[str, Any]:
-    """Train as `config` says into the folder `path`, or go on with what lies there. Returns the final metrics."""
+Judge = Callable[[Training], None]
+
+
+def fit(
+    config: RunConfig,
+    path: Path,
+    data_folder: Path | None = None,
+    *,
+    quiet: bool = False,
+    judge: Judge | None = None,
+) -> dict[str, Any]:
+    """Train as `config` says into the folder `path`, or go on with what lies there. Returns the final metrics.
+
+    judge: called after every epoch; what it raises ends the training.
+    """
     with processes(config.engine.device) as share:
-        return _fit(config, RunFolder(path), data_folder, share, quiet)
+        return _fit(config, RunFolder(path), data_folder, share, quiet, judge)
 
 
-def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: Share, quiet: bool) -> dict[str, Any]:
+def _fit(
+    config: RunConfig, folder: RunFolder, data_folder: Path | None, share: Share, quiet: bool, judge: Judge | None
+) -> dict[str, Any]:
     with ExitStack() as claimed:
         finished = on_first(share, lambda: _claim(folder, config, claimed))
         if finished is not None:
@@ -52,7 +69,7 @@ def _fit(config: RunConfig, folder: RunFolder, data_folder: Path | None, share: 
             training = prepare(config, data_folder, display)
             on_first(share, lambda: folder.begin(config, training.regions, data_folder))
             _resume(training, folder, display)
-            with Recorder(folder, training, display) as watcher:
+            with Recorder(folder, training, display, judge) as watcher:
                 _train(training, watcher)
             result = _final(training, folder)
             if result["skipped_images"]:
@@ -65,7 +82,7 @@ def _train(training: Training, watcher: Watcher) -> None:
         train(training, watcher)
     except NonFiniteGradientError as error:
         smaller = "a smaller train.lr" + " or method.strength" * hasattr(training.config.method, "strength")
-        where = f"step {training.step} of {training.steps}"
+        where = f"by step {training.step} of {training.steps}"
         raise Diverged(
             f"{where}: the training diverged, non-finite gradient in {error.where}; {smaller} may help"
         ) from error
@@ -119,10 +136,12 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     )
     scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
     average = None if settings.ema is None else Average(model, settings.ema)
-    step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average))
+    norms = torch.zeros((), dtype=torch.float64, device=engine.device) if config.observe.gradients else None
+    step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
-    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates, "\n".join(regions))
+    told = "\n".join(regions)
+    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates, told, norms=norms)
 
 
 def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
@@ -195,6 +214,7 @@ def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
     if t.engine.share.rank == 0:
         about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
         folder.save_model(model, about)
+        folder.save_spectra(spectra(model))
         folder.finish(result)
     return result
 
@@ -208,8 +228,8 @@ def _rate(folder: RunFolder, overall: float) -> float:
 class Recorder(Watcher):
     """Metrics, display, checkpoints. Every process has one, since all must stop together; the first one writes."""
 
-    def __init__(self, folder: RunFolder, training: Training, display: Display) -> None:
-        self._folder, self._display = folder, display
+    def __init__(self, folder: RunFolder, training: Training, display: Display, judge: Judge | None = None) -> None:
+        self._folder, self._display, self._judge = folder, display, judge
         self._first = training.engine.share.rank == 0
         self._file = MetricsFile(folder.metrics, training.step) if self._first else None
         self._trackers: list[Tracker] = trackers(training.config, folder.path, training.step) if self._first else []
@@ -255,6 +275,8 @@ class Recorder(Watcher):
         for tracker in self._trackers:
             tracker.write(flat_metrics(row), t.step)
         self._display.epoch_ended(t, row)
+        if self._judge is not None:
+            self._judge(t)
         self._checkpoint_if_due(t)
 
     def _checkpoint_if_due(self, t: Training) -> None:

@@ -32,9 +32,11 @@ class Step:
         optimizer: SFW,
         scaler: torch.amp.GradScaler,
         average: Average | None,
+        norms: Tensor | None = None,
     ) -> None:
+        """norms: where the norms of all gradients are added up, for those who observe them."""
         self.engine, self.model, self.method, self.task = engine, model, method, task
-        self.optimizer, self.scaler, self.average = optimizer, scaler, average
+        self.optimizer, self.scaler, self.average, self.norms = optimizer, scaler, average, norms
         self._whole = self._parallel(model)
         self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
         self._adjusts = method.overrides("adjust")
@@ -49,6 +51,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         with tried_convolutions():
             sums = self.method.gradients(self.model, batch, Look(self))
+        if self.norms is not None:
+            self.norms += self._gradient_norm()
         if self._adjusts:
             self.scaler.unscale_(self.optimizer)
             self.method.adjust(self.model)
@@ -57,6 +61,13 @@ class Step:
         if self.average is not None:
             self.average.update()
         return sums
+
+    def _gradient_norm(self) -> Tensor:
+        """Of what moves the weights, as it is before a method adjusts it."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        total = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm()
+        total = total / Look(self).scale
+        return torch.where(total.isfinite(), total, 0.0)  # a scaled loss may overflow, and then no step is taken
 
     def _move(self) -> bool:
         """False where the loss was scaled too much, so that gradients are infinite and the weights stay where they are."""
