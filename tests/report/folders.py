@@ -86,7 +86,34 @@ def write_run(
         json.dumps({"versions": versions, "hardware": hardware, "date": "2026-11-15"})
     )
     for one in curves:
-        (folder / "curves" / f"{one['kind']}-{one['form']}.json".replace(":", "")).write_text(json.dumps(one))
+        place = folder / ("curves" if one["split"] == "test" else f"curves-{one['split']}")
+        place.mkdir(exist_ok=True)
+        (place / f"{one['kind']}-{one['form']}.json".replace(":", "")).write_text(json.dumps(one))
+    return folder
+
+
+def write_spectra(folder: Path, **layers: Sequence[float]) -> Path:
+    """spectra.json with these filter norms, and half of them as singular values."""
+
+    def spectrum(values: Sequence[float]) -> dict[str, Any]:
+        return {"count": len(values), "index": list(range(len(values))), "value": list(values)}
+
+    found = {
+        name: {"filters": spectrum(values), "singular values": spectrum([value / 2 for value in values])}
+        for name, values in layers.items()
+    }
+    (folder / "spectra.json").write_text(json.dumps({"layers": found, "left_out": {}}))
+    return folder
+
+
+def write_sweep(folder: Path) -> Path:
+    """SGD with a test curve, and SparseFW at two k and three w on validation images: at k, w all is k + 10 w below 95."""
+    write_run(folder / "sgd", None, curve(**SGD))
+    for k in (1, 2):
+        for w in (0.1, 0.2, 0.4):
+            plain = [95 - k - 10 * w] * 5
+            values = curve(95.0 + k, plain, [None] * 5, split="validation")
+            write_run(folder / f"k{k}w{w}", sparse(k=k, w=w), values)
     return folder
 
 

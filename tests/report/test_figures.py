@@ -6,15 +6,20 @@ import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib
 import pytest
 from PIL import Image
 
-from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run
-from sparsefw.report import ReportError, curves_figure, read_runs, sizes_figure, training_figure, write_figures
-from sparsefw.report.canvas import DPI, apart, looks
+from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra, write_sweep
+from sparsefw.report import ReportError, curves_figure, read_runs, sizes_figure, training_figure, write_files
+from sparsefw.report.canvas import DPI, apart, draw, kept, labelled
+from sparsefw.report.charts import HeatMap, curves_chart
+from sparsefw.report.looks import VERMILLION, looks
+from sparsefw.report.panels import maps_figure
+from sparsefw.report.series import compared
 
 
 def drawn(figure):
@@ -38,7 +43,7 @@ def test_the_demo(tmp_path):
 
 
 def test_pyplot_stays_out(tmp_path):
-    code = "import sys; from sparsefw.report import *; write_figures(Path(sys.argv[2]), read_runs(sys.argv[1:2])[0])"
+    code = "import sys; from sparsefw.report import *; write_files(Path(sys.argv[2]), read_runs(sys.argv[1:2])[0])"
     code = f"from pathlib import Path; {code}; print('matplotlib.pyplot' in sys.modules)"
     command = [sys.executable, "-c", code, str(write_demo(tmp_path / "runs")), str(tmp_path / "out")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
@@ -46,13 +51,13 @@ def test_pyplot_stays_out(tmp_path):
 
 def test_files(tmp_path):
     runs, _ = read_runs([write_demo(tmp_path / "runs")])
-    files = write_figures(tmp_path / "out", runs)
-    names = [
-        f"{name}{ending}"
-        for name in ("filters-removed", "filters-parameters", "training")
-        for ending in (".png", ".svg")
-    ]
+    files = write_files(tmp_path / "out", runs)
+    figures = [f"filters-removed{axis}" for axis in ("", "-parameters", "-macs", "-bytes")] + ["training"]
+    tables = ["runs", "configurations", "filters-removed", "filters-removed-sizes"]
+    names = [f"{name}{ending}" for name in tables for ending in (".csv", ".tex", ".md")]
+    names += [f"{name}{ending}" for name in figures for ending in (".png", ".svg")]
     assert [file.name for file in files] == names == [*dict.fromkeys(names)]
+    files = files[12:]
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(names)  # nothing left aside
     figure = curves_figure(runs, "filters", "removed")
     with Image.open(files[0]) as image:
@@ -62,7 +67,34 @@ def test_files(tmp_path):
     for file in files[1::2]:
         assert ElementTree.parse(file).getroot().tag.endswith("svg")
     first = files[1].read_bytes()
-    assert write_figures(tmp_path / "out", runs)[1].read_bytes() == first  # equal runs, equal file
+    assert write_files(tmp_path / "out", runs)[13].read_bytes() == first  # equal runs, equal file
+
+
+def test_files_of_sweeps_spectra_and_several_tasks(tmp_path):
+    write_spectra(write_sweep(tmp_path / "runs") / "sgd", conv=[2.0, 1.0], fc=[1.0, 0.0])
+    other = write_run(tmp_path / "runs" / "other", None, curve(**SPARSE, kind="2:4"))
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("resnet-mini", "vgg"))
+    written = write_files(tmp_path / "out", read_runs([tmp_path / "runs"])[0])
+    found = {str(file.relative_to(tmp_path / "out")) for file in written}
+    sweep = "task-1/sweep-SparseFW_filters-filters-removed-validation"
+    for name in (
+        f"{sweep}.csv",
+        f"{sweep}-method.w-method.k.png",
+        "task-1/spectra-filters.svg",
+        "task-2/2_4-removed.md",
+    ):
+        assert name in found
+    assert all(file.stat().st_size for file in written)
+
+
+def test_a_heat_map_tells_its_values_and_gaps():
+    chart = HeatMap("title", "about", "k", "w", ("1", "2"), ("0.1",), ((80.0, math.nan),), "accuracy")
+    axes = maps_figure([chart, chart]).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["80.0", "-"]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("k", "w", "title")
+    many = HeatMap("", "", "k", "w", tuple(map(str, range(11))), ("1",), ((1.0,) * 11,), "accuracy")
+    assert not maps_figure([many]).axes[0].texts
 
 
 def test_seeds_become_a_band(tmp_path):
@@ -80,7 +112,8 @@ def test_names_at_line_ends_do_not_overlap(width, tmp_path):
     write_run(tmp_path / "sgd", None, curve(**SGD))
     for k in (1, 2, 3):
         write_run(tmp_path / str(k), sparse(k=k), curve(**SPARSE))
-    figure = curves_figure(read_runs([tmp_path])[0], "filters", "removed", title="", width=width)
+    chart = curves_chart(compared(read_runs([tmp_path])[0], "filters", "removed"))
+    figure = draw(replace(chart, title="", subtitle=""), width=width)
     figure.draw_without_rendering()
     boxes = sorted((t.get_window_extent() for t in figure.texts if t.get_text()), key=lambda box: box.y0)
     assert len(boxes) == 8
@@ -107,7 +140,35 @@ def test_more_methods_than_fit_get_a_legend(label, tmp_path):
     assert len(names) == len(set(names)) == 26
     assert f"{label} plain" in names
     assert len(set(looks(run.method for run in runs).values())) == 13
-    write_figures(tmp_path / "out", runs)
+    draw(curves_chart(compared(runs, "filters", "removed")), "macs").savefig(tmp_path / "x.png")
+
+
+def test_sgd_is_vermillion_and_thirty_others_can_be_told_apart():
+    found = looks([f"m{i}" for i in range(20)] + ["SGD"] + [f"m{i}" for i in range(20, 30)])
+    assert found["SGD"].colour == VERMILLION
+    assert VERMILLION not in {look.colour for method, look in found.items() if method != "SGD"}
+    assert len(set(found.values())) == 31
+
+
+def test_ratios_close_to_all_are_pulled_apart(tmp_path):
+    """0.9, 0.97, 0.98 and 0.99 on a linear axis from 0.3: three labels on top of each other."""
+    content = curve(**SGD)
+    for point, ratio in zip(content["points"], (0.3, 0.9, 0.97, 0.98, 0.99), strict=True):
+        point["ratio"] = ratio
+    write_run(tmp_path / "a", None, content)
+    figure = curves_figure(read_runs([tmp_path])[0], "filters", "removed")
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["30 %", "90 %", "97 %", "98 %", "99 %"]
+    assert all(low.x1 < high.x0 for low, high in pairwise(boxes))
+    assert [kept(x) for x in (90.0, 99.0, 100.0)] == pytest.approx([1, 2, 4])
+
+
+def test_labels_that_do_not_fit_are_left_out():
+    assert labelled([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], 0.5) == [1, 2, 3, 4]
+    assert labelled([1, 2, 3, 4], [0.0, 0.2, 2.0, 2.3], 0.5) == [1, 4]
+    assert labelled([1, 2, 3], [0.0, 0.1, 0.2], 0.5) == [3]
+    assert labelled([1], [0.0], 0.5) == [1]
 
 
 def test_nan_masked_and_lonely_points(tmp_path):
@@ -116,7 +177,8 @@ def test_nan_masked_and_lonely_points(tmp_path):
     one["points"] = one["points"][:1]
     write_run(tmp_path / "a", None, nan, one, epochs=1)
     runs, _ = read_runs([tmp_path])
-    assert len(write_figures(tmp_path / "out", runs)) == 8
+    figures = [file for file in write_files(tmp_path / "out", runs) if file.suffix in (".png", ".svg")]
+    assert len(figures) == 2 * (1 + 4 + 1)  # masked, rank over four axes, training
     with pytest.raises(ReportError, match="no run has a curve filters-removed"):
         sizes_figure(runs, "filters")
 

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
-from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run
+from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra
 from sparsefw.report import ReportError, read_run, read_runs
+from sparsefw.report.records import How, Spectrum
 
 
 def test_a_whole_run(tmp_path):
@@ -18,7 +19,7 @@ def test_a_whole_run(tmp_path):
     assert (run.measured("test"), run.measured("validation"), run.fact("seconds")) == (97.5, 97.0, 61.5)
     assert len(run.epochs) == 15
     found = run.curve("filters", "removed")
-    assert (found.dense, found.parameters, found.points[2].plain) == (95.97, 308_074, 96.22)
+    assert (found.dense, found.size.parameters, found.points[2].plain) == (95.97, 308_074, 96.22)
     assert run.curve("rank", "removed") is None
 
 
@@ -67,13 +68,40 @@ def test_a_broken_curve_is_noted(content, note, tmp_path):
     assert run.notes[0].startswith(note)
 
 
-def test_a_curve_on_test_data_goes_first(tmp_path):
-    folder = write_run(tmp_path / "a", None, curve(**SGD))
-    content = json.dumps({**curve(**SPARSE), "split": "validation"})
-    (folder / "curves" / "filters-removed-validation.json").write_text(content)
-    run = read_run(folder)
-    assert len(run.curves) == 2
-    assert run.curve("filters", "removed").split == "test"
+def test_test_and_validation_are_never_mixed(tmp_path):
+    run = read_run(write_run(tmp_path / "a", None, curve(**SGD), curve(**SPARSE, split="validation")))
+    assert (run.curve("filters", "removed").dense, run.curve("filters", "removed", "validation").dense) == (
+        97.48,
+        95.97,
+    )
+    only = read_run(write_run(tmp_path / "b", None, curve(**SPARSE, split="validation")))
+    assert only.curve("filters", "removed") is None
+    assert (only.has_curves("validation"), only.has_curves("test")) == (True, False)
+
+
+def test_how_a_curve_was_measured(tmp_path):
+    run = read_run(write_run(tmp_path / "a", None, curve(**SGD, score="l2", allocation="global", calibration=512)))
+    assert run.curves[0].how == How("l2", "global", 512)
+    assert read_run(write_run(tmp_path / "b", None, curve(**SGD))).curves[0].how == How("l1", None, None)
+
+
+def test_spectra(tmp_path):
+    folder = write_spectra(write_run(tmp_path / "a"), conv=[2.0, 1.0])
+    assert read_run(folder).spectra == {
+        "conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "singular values": Spectrum(2, (0, 1), (1.0, 0.5))}
+    }
+    (folder / "spectra.json").write_text('{"layers": {}, "left_out": {"fc": "its weights are not finite"}}')
+    assert read_run(folder).notes == ("no spectrum of fc: its weights are not finite",)
+    for content in ("[]", '{"layers": {"a": {"filters": {"count": 1, "index": [0], "value": []}}}}', '{"layers": 3}'):
+        (folder / "spectra.json").write_text(content)
+        assert read_run(folder).notes[0].startswith("spectra.json ")
+
+
+def test_retrained_runs_are_called_so(tmp_path):
+    assert read_run(write_run(tmp_path / "a", {"name": "masked", "removed": 0.9})).method == "retrained removed=0.9"
+    folder = write_run(tmp_path / "b", {"name": "masked"})
+    (folder / "environment.json").write_text('{"method": "SGD pruned"}')
+    assert read_run(folder).method == "retrained SGD pruned"
 
 
 def test_nothing_but_the_configuration(tmp_path):

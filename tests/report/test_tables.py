@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run
-from sparsefw.report import ReportError, ratio_table, read_runs, runs_table
+from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_sweep
+from sparsefw.report import ReportError, Table, ratio_table, read_runs, runs_table
+from sparsefw.report.families import families
 from sparsefw.report.series import compared, headline, kinds_of, refit_sentence
 
 
@@ -28,10 +29,88 @@ def test_ratios_as_text_and_markdown(tmp_path):
     assert table.markdown().splitlines()[:5] == [
         "| filters removed | SGD plain | SGD refit | SparseFW plain | SparseFW refit |",
         "| --- | ---: | ---: | ---: | ---: |",
-        "| dense | 97.48 |  | 95.97 |  |",
-        "| 50% | 74.06 | **96.98** | **95.97** | **95.97** |",
+        "| dense | **97.48** |  | 95.97 |  |",
+        "| 50% | 74.06 | **96.98** | 95.97 | 95.97 |",
         "| 60% | 38.54 | 95.72 | **95.97** | **95.97** |",
     ]
+
+
+def test_ratios_as_latex_and_csv(tmp_path):
+    write_demo(tmp_path)
+    write_run(tmp_path / "again", None, curve(97.0, (76.06, 40, 21, 12, 17), SGD["refit"]), seed=1)
+    table = ratio_table(read_runs([tmp_path])[0], "filters", "removed")
+    assert table.latex().splitlines()[:9] == [
+        r"\begin{tabular}{lrrrr}",
+        r"\toprule",
+        r" & \multicolumn{2}{c}{SGD (2 seeds)} & \multicolumn{2}{c}{SparseFW} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}",
+        r"filters removed & plain & refit & plain & refit \\",
+        r"\midrule",
+        r"dense & \textbf{97.24$\,\pm\,$0.34} &  & 95.97 &  \\",
+        r"50\% & 75.06$\,\pm\,$1.41 & \textbf{96.98$\,\pm\,$0.00} & 95.97 & 95.97 \\",
+        r"60\% & 39.27$\,\pm\,$1.03 & 95.72$\,\pm\,$0.00 & \textbf{95.97} & \textbf{95.97} \\",
+    ]
+    assert table.latex().endswith("\\bottomrule\n\\end{tabular}\n")
+    assert table.csv().splitlines()[:3] == [
+        "filters removed,SGD (2 seeds) plain,SGD (2 seeds) plain std,SGD (2 seeds) refit,SGD (2 seeds) refit std,"
+        "SparseFW plain,SparseFW refit",
+        "dense,97.24,0.34,,,95.97,",
+        "50%,75.06,1.41,96.98,0.00,95.97,95.97",
+    ]
+
+
+def test_latex_and_csv_of_odd_text():
+    table = Table((), ("a_b", "50%"), (("x & y", "28,047 (9.1 %)"), ('\\{"q"}', "nan (n=1)")))
+    assert table.latex().splitlines()[2:6] == [
+        r"a\_b & 50\% \\",
+        r"\midrule",
+        r"x \& y & 28,047 (9.1 \%) \\",
+        r'\textbackslash{}\{"q"\} & nan (n=1) \\',
+    ]
+    assert table.csv() == 'a_b,50%,50% n\nx & y,28047,\n"\\{""q""}",nan,1\n'
+
+
+def test_close_ratios_are_not_rounded_to_one(tmp_path):
+    content = curve(**SGD)
+    for point, ratio in zip(content["points"], (0.5, 0.97, 0.98, 0.99, 0.995), strict=True):
+        point["ratio"] = ratio
+    write_run(tmp_path / "a", None, content)
+    table = ratio_table(read_runs([tmp_path])[0], "filters", "removed")
+    assert [row[0] for row in table.rows] == ["dense", "50%", "97%", "98%", "99%", "99.5%"]
+
+
+def test_a_family_is_listed_best_first(tmp_path):
+    write_sweep(tmp_path)
+    odd = curve(95.0, [math.nan] * 5, [None] * 5, split="validation")
+    write_run(tmp_path / "nan", sparse(k=1, w=9.0), odd)
+    write_run(tmp_path / "tested", sparse(k=1, w=5.0), curve(**SPARSE))
+    (family,) = families(read_runs([tmp_path])[0])
+    assert (family.name, family.split, family.keys) == ("SparseFW filters", "validation", ("method.k", "method.w"))
+    lines = family.table().text().splitlines()
+    assert lines[0].split() == ["run", "method.k", "method.w", "dense", "mean", "50%", "60%", "70%", "80%", "90%"]
+    assert lines[1].split() == ["k1w0.1", "1", "0.1", "96.00", "93.00", *["93.00"] * 5]
+    assert lines[-1].split()[:5] == ["nan", "1", "9", "95.00", "nan"]
+    assert family.note == "Runs without a curve on validation images, not among these: 1."
+
+
+def test_seeds_of_a_family_are_averaged_and_other_settings_are_at_their_best(tmp_path):
+    for number, (k, w, lr, seed, value) in enumerate(
+        [
+            (1, 0.1, 0.1, 0, 80.0),
+            (1, 0.1, 0.1, 1, 90.0),
+            (1, 0.1, 0.5, 0, 70.0),
+            (1, 0.2, 0.1, 0, 60.0),
+            (2, 0.1, 0.1, 0, 50.0),
+        ]
+    ):
+        values = curve(97.0, [value] * 5, [None] * 5, split="validation")
+        write_run(tmp_path / str(number), sparse(k=k, w=w), values, seed=seed, lr=lr)
+    (family,) = families(read_runs([tmp_path])[0])
+    mean, _ = family.maps()[0]
+    assert (mean.x_label, mean.x, mean.y_label, mean.y) == ("method.k", ("1", "2"), "method.w", ("0.1", "0.2"))
+    assert [[str(value) for value in row] for row in mean.values] == [["85.0", "50.0"], ["60.0", "nan"]]
+    assert mean.subtitle.endswith("In every cell, the best over train.lr.")
+    assert len(family.maps()) == 3
 
 
 def test_seeds_gaps_and_nan(tmp_path):
@@ -84,7 +163,7 @@ def test_the_sentences(tmp_path):
     runs, _ = read_runs([write_demo(tmp_path)])
     comparison = compared(runs, "filters", "removed")
     assert headline(comparison).replace("\u00a0", " ") == (
-        "70 % of the filters removed, no retraining: 96.2 % accuracy with SparseFW, 19.4 % with SGD"
+        "70 % of the filters removed, no retraining: 96.2 % accuracy with SparseFW (dense 96.0 %), 19.4 % with SGD (97.5 %)"
     )
     assert refit_sentence(comparison).replace("\u00a0", " ") == (
         "With what is left fitted in closed form to unlabelled images: 96.0 % accuracy with SparseFW, 93.7 % with SGD."
@@ -96,7 +175,9 @@ def test_the_sentence_does_not_favour_sparsefw(tmp_path):
     write_run(tmp_path / "b", sparse(), curve(SGD["dense"], [50, 40, math.nan, 10, 10], [None] * 5))
     comparison = compared(read_runs([tmp_path])[0], "filters", "removed")
     assert (
-        headline(comparison).replace("\u00a0", " ").endswith("96.2 % accuracy with SGD, no number (nan) with SparseFW")
+        headline(comparison)
+        .replace("\u00a0", " ")
+        .endswith("96.2 % accuracy with SGD (dense 96.0 %), no number (nan) with SparseFW (97.5 %)")
     )
 
 

@@ -1,9 +1,11 @@
 """Reports from run folders: tables, figures, and one page. Nothing here knows how a run was made."""
 
 from sparsefw.report.canvas import save_figure
-from sparsefw.report.figures import curves_figure, sizes_figure, training_figure, write_figures
+from sparsefw.report.export import write_files
+from sparsefw.report.figures import curves_figure, sizes_figure, training_figure
 from sparsefw.report.page import write_page
-from sparsefw.report.read import Damaged, ReportError, Run, read_run, read_runs
+from sparsefw.report.read import read_run, read_runs
+from sparsefw.report.records import Damaged, ReportError, Run
 from sparsefw.report.tables import Table, ratio_table, runs_table
 
 __all__ = [
@@ -19,6 +21,6 @@ __all__ = [
     "save_figure",
     "sizes_figure",
     "training_figure",
-    "write_figures",
+    "write_files",
     "write_page",
 ]

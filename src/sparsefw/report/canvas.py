@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from sparsefw.durable import write_bytes
-from sparsefw.report.series import Spread
+from sparsefw.report.charts import FLOOR, Axis, Chart, Line
+from sparsefw.report.looks import GRID, INK, MARKERS, MUTED, PAPER, TEXT
 
-INK, MUTED, GRID, PAPER = "#1f2328", "#656d76", "#e3e6ea", "#ffffff"
-VERMILLION = "#d55e00"
-# Okabe and Ito's colours that can be told apart with any eyes (yellow is left out: it vanishes on white).
-COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", VERMILLION)
-# The same hues, dark enough to read as text on white.
-TEXT = {
-    "#0072b2": "#00639b",
-    "#009e73": "#00785a",
-    "#cc79a7": "#a34f7d",
-    "#e69f00": "#946600",
-    "#56b4e9": "#23769f",
-    VERMILLION: "#b34f00",
+MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v"}
+DASHED: dict[str, Any] = {
+    "dash": (0, (4, 2.2)),
+    "dot": (0, (1, 1.6)),
+    "dashdot": (0, (4, 1.6, 1, 1.6)),
+    "longdash": (0, (7, 2.2)),
+    "longdashdot": (0, (7, 1.6, 1, 1.6)),
 }
-MARKERS = "osD^v"  # when the colours are used up
+ROOM = 0.5  # inches that a label of the horizontal axis needs
 SMALL, NORMAL, LARGE = 8.5, 9.5, 13.0  # points
-DPI = 200
+DPI = 160
 FIXED: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sparsefw",
@@ -44,53 +40,10 @@ FIXED: dict[Any, Any] = {
 }  # text stays text; equal input, equal file
 
 
-@dataclass(frozen=True)
-class Line:
-    """One curve: its values over x, nan where there is a gap; level is where it would be if nothing were lost.
-
-    One without label shares its colour with another that has one.
-    """
-
-    label: str
-    colour: str
-    marker: str
-    solid: bool
-    x: Sequence[float]
-    y: Sequence[Spread]
-    level: float | None = None
-
-    def last(self) -> tuple[float, float] | None:
-        """The last point that can be drawn."""
-        return next(
-            ((x, y.mean) for x, y in zip(self.x[::-1], self.y[::-1], strict=True) if math.isfinite(y.mean)), None
-        )
-
-
-def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for every method: SGD in warm red, the others beginning with blue."""
-    others = 0
-    found = {}
-    for method in dict.fromkeys(methods):
-        if method == "SGD":
-            found[method] = (VERMILLION, MARKERS[0])
-            continue
-        colours = COLOURS[:-1]
-        found[method] = (colours[others % len(colours)], MARKERS[others // len(colours) % len(MARKERS)])
-        others += 1
-    return found
-
-
-def chart(
-    lines: Sequence[Line],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str = "",
-    subtitle: str = "",
-    width: float = 8.0,
-    arrange: Callable[[Axes], Any],
-) -> Figure:
-    """Values in percent over x. `arrange` sets up the x axis; all lengths are inches, so that text is never squeezed."""
+def draw(chart: Chart, key: str | None = None, width: float = 8.0) -> Figure:
+    """The chart over the axis of that key, by default its first. All lengths are inches, so that text is never squeezed."""
+    axis = next(axis for axis in chart.axes if key in (None, axis.key))
+    lines, title, subtitle = chart.lines, chart.title, chart.subtitle
     height = 2.0 + 0.3 * width
     heads = _wrapped(title, LARGE, width), _wrapped(subtitle, SMALL, width)
     top = 0.45 + (heads[0].count("\n") + 1) * 0.24 * bool(title) + (heads[1].count("\n") + 1) * 0.18 * bool(subtitle)
@@ -99,19 +52,19 @@ def chart(
     FigureCanvasAgg(figure)
     named = [line for line in lines if line.label]
     names = [_wrapped(line.label, SMALL, 0.36 * width) for line in named]
-    sizes = [_size(figure, name) for name in names]
-    beside = sum(size[1] for size in sizes) <= height - 0.6 and len(named) <= 16
+    few = len(named) <= 16  # of more, the longest name is enough to know how many stand in a row
+    sizes = [_size(figure, name) for name in (names if few else [max(names, key=len)])]
+    beside = few and sum(size[1] for size in sizes) <= height - 0.6
     right = max((size[0] for size in sizes), default=0.0) + 0.32 if beside and named else 0.15
     below = 0.0 if beside else 0.19 * math.ceil(len(named) / _across(sizes, width))
     figure.set_figheight(height + top + below)
     total = height + top + below
     box = (0.55 / width, (0.5 + below) / total, 1 - (0.55 + right) / width, 1 - (0.5 + below + top) / total)
     axes = figure.add_axes(box)
-    _draw(axes, lines)
-    arrange(axes)
-    _dress(axes, x_label, y_label)
+    draw_lines(axes, chart, axis)
+    _dress(axes, axis.label, chart.y_label)
     if beside:
-        _name_ends(figure, axes, named, names, sizes)
+        _name_ends(figure, axes, axis, named, names, sizes)
     else:
         _legend(figure, named, _across(sizes, width))
     left = 0.08 / width
@@ -142,33 +95,16 @@ def apart(wanted: Sequence[float], heights: Sequence[float], low: float, high: f
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """stem.png (200 dpi, white) and stem.svg (transparent)."""
+    """stem.png (white, in the figure's own resolution) and stem.svg (transparent)."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    figure.savefig(
+        buffer, format="png", pil_kwargs={"compress_level": 2}
+    )  # a third of the time went into the last bytes
     write_bytes(files[0], buffer.getvalue())
     write_bytes(files[1], _svg(figure).encode())
     return files
-
-
-def inline_svg(figure: Figure, name: str, alt: str) -> str:
-    """For HTML: colours are the page's variables, to follow light and dark; ids begin with `name`, unique in the page."""
-    text = _svg(figure)
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<style.*?</style>", "", text, count=1, flags=re.DOTALL)  # it would apply to the whole page
-    text = re.sub(r' (xmlns(:xlink)?|version)="[^"]*"', "", text)
-    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', f'<svg \\1 role="img" aria-label="{alt}">', text, count=1)
-    text = re.sub(r'(\bid="|url\(#|(?<=\s)(?:xlink:)?href="#)', lambda m: m[1].replace("xlink:", "") + f"{name}-", text)
-    for colour, variable in _variables().items():
-        text = text.replace(colour, f"var(--{variable})")
-    return text
-
-
-def _variables() -> dict[str, str]:
-    hues = {colour: f"line-{i}" for i, colour in enumerate(COLOURS)}
-    texts = {TEXT[colour]: f"text-{i}" for i, colour in enumerate(COLOURS)}
-    return {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper", **hues, **texts}
 
 
 def _svg(figure: Figure) -> str:
@@ -179,19 +115,36 @@ def _svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
-def _draw(axes: Axes, lines: Sequence[Line]) -> None:
-    for colour, level in dict.fromkeys((line.colour, line.level) for line in lines if line.level is not None):
+def draw_lines(axes: Axes, chart: Chart, axis: Axis) -> None:
+    """Lines, bands and levels, and both axes with their ticks."""
+    _arrange(axes, chart, axis)
+    for colour, level in dict.fromkeys(
+        (line.look.colour, line.level) for line in chart.lines if line.level is not None
+    ):
         axes.axhline(level, color=colour, lw=0.7, alpha=0.7, zorder=1.5)
-    for line in lines:
+    for line in chart.lines:
+        colour, x = line.look.colour, line.x[axis.key]
         style: dict[str, Any] = (
-            dict(lw=2.2, mfc=line.colour) if line.solid else dict(lw=1.6, ls=(0, (4, 2.2)), mfc=PAPER)
+            dict(lw=2.2, mfc=colour) if line.solid else dict(lw=1.6, ls=DASHED[line.look.dash], mfc=PAPER)
         )
-        shape: dict[str, Any] = dict(color=line.colour, marker=line.marker, ms=5, mew=1.4, zorder=3, clip_on=False)
-        axes.plot(line.x, [y.mean for y in line.y], **shape, **style)
+        # Where lines have no markers of their own, a few tell apart those that share a colour.
+        marker = MARKS[line.look.marker] if chart.marked or line.look.marker != MARKERS[0] else ""
+        style["markevery"] = 1 if chart.marked else max(1, len(x) // 6)
+        axes.plot(
+            x, [y.mean for y in line.y], color=colour, marker=marker, ms=5, mew=1.4, zorder=3, clip_on=False, **style
+        )
         if any(y.count > 1 for y in line.y):
-            axes.fill_between(
-                line.x, [y.low for y in line.y], [y.high for y in line.y], color=line.colour, alpha=0.16, lw=0, zorder=1
-            )
+            low, high = [y.low for y in line.y], [y.high for y in line.y]
+            axes.fill_between(x, low, high, color=colour, alpha=0.16, lw=0, zorder=1)
+    if chart.y_scale == "log":
+        axes.set_yscale("log")
+        values = [y.mean for line in chart.lines for y in line.y if math.isfinite(y.mean)]
+        axes.set_ylim(0.8 * max(FLOOR, min(values, default=FLOOR)), 1.3 * max(values, default=1.0))
+    else:
+        _percent_axis(axes, chart.lines)
+
+
+def _percent_axis(axes: Axes, lines: Sequence[Line]) -> None:
     values = [
         v for line in lines for y in line.y for v in (y.low, y.high, line.level) if v is not None and math.isfinite(v)
     ]
@@ -202,6 +155,60 @@ def _draw(axes: Axes, lines: Sequence[Line]) -> None:
     top = max(min(step * math.ceil(high / step), 100), bottom + step)
     axes.set_ylim(bottom, top + 0.03 * step)
     axes.set_yticks(range(step * math.ceil(bottom / step), top + 1, step))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+
+
+def _arrange(axes: Axes, chart: Chart, axis: Axis) -> None:
+    """The horizontal axis."""
+    values = [x for line in chart.lines for x in line.x[axis.key] if math.isfinite(x)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if axis.scale == "log":
+        axes.set_xscale("log")
+        axes.set_xlim(high * 1.12, low / 1.12) if axis.reverse else axes.set_xlim(low / 1.12, high * 1.12)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high / low < 1000 else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(lambda value, _: count(value) if axis.unit == "count" else f"{value:g}")
+        return
+    if axis.scale == "kept":
+        axes.set_xscale("function", functions=(kept, lambda y: 100 - 100 * 10 ** (-np.asarray(y, float))))
+        first, last = kept(low), kept(high)
+        axes.set_xlim(
+            100 - 100 * 10 ** -(first - 0.04 * (last - first)), 100 - 100 * 10 ** -(last + 0.01 * (last - first))
+        )
+    elif axis.at:
+        room = 0.04 * (high - low) or 5.0
+        axes.set_xlim(low - room, high + room / 4)
+    inches = axes.get_position().width * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    if axis.at:
+        places = axes.transData.transform([(x, 0) for x in axis.at])[:, 0] - axes.bbox.x0
+        axes.set_xticks(labelled(axis.at, [inches * float(place) / axes.bbox.width for place in places], ROOM))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(max(2, min(8, int(inches / 0.6))), integer=True))
+    if axis.unit == "%":
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.3g} %")
+
+
+def kept(x: Any) -> Any:
+    """The place of x percent removed on an axis of what is left; all removed is as far as 99.99 %."""
+    return -np.log10(np.maximum(1 - np.asarray(x, float) / 100, 1e-4))
+
+
+def labelled(values: Sequence[float], places: Sequence[float], room: float) -> list[float]:
+    """The values whose labels fit, given where they are: the first and the last first, then from the last on."""
+    found = [0] if len(values) > 1 and abs(places[-1] - places[0]) >= room else []
+    found += [len(values) - 1]
+    for i in range(len(values) - 2, 0, -1):
+        if all(abs(places[i] - places[j]) >= room for j in found):
+            found.append(i)
+    return [values[i] for i in sorted(found)]
+
+
+def count(value: float) -> str:
+    """In three digits: 28 k, 1.24 M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g}"
 
 
 def plain_frame(axes: Axes) -> None:
@@ -218,7 +225,6 @@ def plain_frame(axes: Axes) -> None:
 def _dress(axes: Axes, x_label: str, y_label: str) -> None:
     axes.patch.set_visible(False)
     plain_frame(axes)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_xlabel(x_label, size=NORMAL, color=INK, labelpad=6, parse_math=False)
     axes.annotate(
         y_label, (0, 1), xytext=(-33, 10), xycoords="axes fraction", textcoords="offset points", size=NORMAL, color=INK
@@ -226,9 +232,14 @@ def _dress(axes: Axes, x_label: str, y_label: str) -> None:
 
 
 def _name_ends(
-    figure: Figure, axes: Axes, lines: Sequence[Line], names: Sequence[str], sizes: Sequence[tuple[float, float]]
+    figure: Figure,
+    axes: Axes,
+    axis: Axis,
+    lines: Sequence[Line],
+    names: Sequence[str],
+    sizes: Sequence[tuple[float, float]],
 ) -> None:
-    ends = [(line, name, size, line.last()) for line, name, size in zip(lines, names, sizes, strict=True)]
+    ends = [(line, name, size, line.last(axis.key)) for line, name, size in zip(lines, names, sizes, strict=True)]
     box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     drawn = [
         (line, name, size, axes.transData.transform(end) / figure.dpi)
@@ -238,24 +249,31 @@ def _name_ends(
     wanted = [float(point[1]) for *_, point in drawn]
     centres = apart(wanted, [size[1] for _, _, size, _ in drawn], box.y0 - 0.05, box.y1 + 0.1)
     for (line, name, _, (x, y)), centre in zip(drawn, centres, strict=True):
-        colour, weight = TEXT[line.colour], "bold" if line.solid else "normal"
+        colour, weight = TEXT[line.look.colour], "bold" if line.solid else "normal"
         place: dict[str, Any] = dict(transform=figure.dpi_scale_trans, zorder=4)
         figure.text(
             box.x1 + 0.2, centre, name, size=SMALL, color=colour, weight=weight, va="center", parse_math=False, **place
         )
         if abs(centre - y) > 0.04 or box.x1 - x > 0.3:  # too far off to be taken for its line
             figure.add_artist(
-                Line2D([x + 0.05, box.x1 + 0.16], [y, centre], color=line.colour, lw=0.6, alpha=0.7, **place)
+                Line2D([x + 0.05, box.x1 + 0.16], [y, centre], color=line.look.colour, lw=0.6, alpha=0.7, **place)
             )
 
 
 def _legend(figure: Figure, lines: Sequence[Line], across: int) -> None:
     handles = [
-        Line2D([], [], color=line.colour, marker=line.marker, ms=4.5, mfc=line.colour if line.solid else PAPER)
+        Line2D(
+            [],
+            [],
+            color=line.look.colour,
+            marker=MARKS[line.look.marker],
+            ms=4.5,
+            mfc=line.look.colour if line.solid else PAPER,
+        )
         for line in lines
     ]
     for handle, line in zip(handles, lines, strict=True):
-        handle.set_linestyle("-" if line.solid else (0, (3, 1.6)))
+        handle.set_linestyle("-" if line.solid else DASHED[line.look.dash])
     place: dict[str, Any] = dict(bbox_to_anchor=(0.01, 0.0), frameon=False, ncols=across, labelcolor=INK)
     # Blank first: a name that begins with "_" would be left out of the legend.
     legend = figure.legend(handles, [" "] * len(lines), fontsize=SMALL, labelspacing=0.35, loc="lower left", **place)

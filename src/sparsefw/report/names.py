@@ -9,22 +9,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsefw.report.read import Run
+    from sparsefw.report.records import Run
 
+RETRAINED = "retrained"  # what the names of such runs begin with
 SPELLED = {
     "sgd": "SGD", "sparsefw": "SparseFW", "ssl": "SSL", "glt": "GLT", "abfp": "ABFP", "sfp": "SFP", "nuc": "NUC",
-    "svdenergy": "SVDEnergy", "fr": "FR", "trp": "TRP", "scion": "Scion", "sam": "SAM", "cram": "CrAM+", "masked": "retrained",
+    "svdenergy": "SVDEnergy", "fr": "FR", "trp": "TRP", "scion": "Scion", "sam": "SAM", "cram": "CrAM+", "masked": RETRAINED,
 }  # fmt: skip
 TOLD = ("k", "w", "strength", "threshold", "rho", "removed")  # settings that a name tells
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 
+def family_name(config: Mapping[str, Any]) -> str:
+    """Such as "SGD", "NUC", or "SparseFW filters"."""
+    method = config["method"]
+    name = str(method["name"])
+    return " ".join([SPELLED.get(name, name), *([str(method["kind"])] if method.get("kind") else [])])
+
+
 def own_name(config: Mapping[str, Any]) -> str:
     """Such as "SGD", "NUC strength=0.0001", or "SparseFW filters k=0.3 w=0.33"."""
     method = config["method"]
-    name = str(method["name"])
-    words = [SPELLED.get(name, name)]
-    words += [str(method["kind"])] if method.get("kind") else []
+    words = [family_name(config)]
     words += [f"{key}={shown(method[key])}" for key in TOLD if method.get(key) is not None]
     return " ".join(words)
 

@@ -5,108 +5,30 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sparsefw.report.names import named, own_name
+from sparsefw.report.names import RETRAINED, named, own_name
+from sparsefw.report.records import (
+    SIZES,
+    Damaged,
+    Epoch,
+    How,
+    Point,
+    ReportError,
+    Run,
+    RunCurve,
+    Size,
+    Spectrum,
+    finite,
+    number,
+)
 
 METRICS = ("accuracy", "mean_iou")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where libyaml is there
-
-
-class ReportError(ValueError):
-    """What cannot be reported, and why: one line."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One size. plain is nan where so much is gone that nothing can be computed; masked points have no parameters."""
-
-    ratio: float
-    plain: float
-    refit: float | None
-    parameters: int | None
-
-
-@dataclass(frozen=True)
-class RunCurve:
-    """A file of curves/: the metric, in percent, of the dense network and at every ratio removed."""
-
-    kind: str
-    form: str
-    metric: str
-    split: str
-    dense: float
-    parameters: int | None
-    points: tuple[Point, ...]
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """The metric after an epoch, in percent; None where it was not measured."""
-
-    number: int
-    train: float | None
-    validation: float | None
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A run folder that cannot be read."""
-
-    folder: Path
-    reason: str
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run folder tells.
-
-    method is shared by the runs that differ in their seed only; label is the method, with the seed if there are several.
-    """
-
-    folder: Path
-    method: str
-    label: str
-    config: Mapping[str, Any]
-    metric: str
-    epochs: tuple[Epoch, ...]
-    result: Mapping[str, Any] | None
-    environment: Mapping[str, Any]
-    curves: tuple[RunCurve, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def finished(self) -> bool:
-        return self.result is not None
-
-    @property
-    def name(self) -> str:
-        return str(self.config.get("name", self.folder.name))
-
-    @property
-    def task(self) -> str:
-        """What was learned: runs of one task can be compared."""
-        model, data = (self.config.get(key) for key in ("model", "data"))
-        return f"{_named(model)} on {_named(data)}"
-
-    def curve(self, kind: str, form: str) -> RunCurve | None:
-        """The one on test data, if there are curves on other data as well."""
-        found = [curve for curve in self.curves if (curve.kind, curve.form) == (kind, form)]
-        return min(found, key=lambda curve: curve.split != "test", default=None)
-
-    def measured(self, split: str) -> float | None:
-        """The final metric on "test" or "validation"."""
-        values = (self.result or {}).get(split)
-        return _number(values.get(self.metric)) if isinstance(values, Mapping) else None
-
-    def fact(self, key: str) -> float | None:
-        """A number of result.json, such as seconds."""
-        return _number((self.result or {}).get(key))
 
 
 def read_runs(folders: Iterable[Path | str]) -> tuple[list[Run], list[Damaged]]:
@@ -136,6 +58,8 @@ def read_run(folder: Path | str) -> Run:
     metric = _metric(result, records)
     environment = _json(folder / "environment.json", notes) or {}
     method = str(environment.get("method") or own_name(config))
+    if config["method"]["name"] == "masked" and not method.startswith(RETRAINED):
+        method = f"{RETRAINED} {method}"
     return Run(
         folder,
         method,
@@ -146,6 +70,7 @@ def read_run(folder: Path | str) -> Run:
         result,
         environment,
         tuple(_curves(folder, notes)),
+        _spectra(folder, notes),
         tuple(notes),
     )
 
@@ -204,15 +129,15 @@ def _records(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
         notes.append("no metrics.jsonl")
         return
     broken = []
-    for number, line in enumerate(lines, 1):
+    for place, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
-        if isinstance(record, dict) and _number(record.get("epoch")) is not None:
+        if isinstance(record, dict) and number(record.get("epoch")) is not None:
             yield record
         elif line.strip():
-            broken.append(number)
+            broken.append(place)
     if broken == [len(lines)]:
         notes.append("the last line of metrics.jsonl is torn")
     elif broken:
@@ -224,13 +149,13 @@ def _epochs(records: list[dict[str, Any]], metric: str) -> tuple[Epoch, ...]:
 
     def of(record: dict[str, Any], split: str) -> float | None:
         values = record.get(split)
-        return _number(values.get(metric)) if isinstance(values, dict) else None
+        return number(values.get(metric)) if isinstance(values, dict) else None
 
     last = {
         int(record["epoch"]): Epoch(int(record["epoch"]), of(record, "train"), of(record, "validation"))
         for record in records
     }
-    return tuple(last[number] for number in sorted(last))
+    return tuple(last[epoch] for epoch in sorted(last))
 
 
 def _metric(result: dict[str, Any] | None, records: list[dict[str, Any]]) -> str:
@@ -241,26 +166,25 @@ def _metric(result: dict[str, Any] | None, records: list[dict[str, Any]]) -> str
 
 
 def _curves(folder: Path, notes: list[str]) -> Iterator[RunCurve]:
-    for path in sorted((folder / "curves").glob("*.json")):
-        content = _json(path, notes)
-        if content is None:
-            continue
-        try:
-            yield _curve(content)
-        except (KeyError, TypeError, ValueError) as error:
-            notes.append(f"{path.name} is not a curve ({type(error).__name__}: {error})")
+    """On test images from curves/, on validation images from curves-validation/."""
+    for place in ("curves", "curves-validation"):
+        for path in sorted((folder / place).glob("*.json")):
+            content = _json(path, notes)
+            if content is None:
+                continue
+            try:
+                yield _curve(content)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                notes.append(f"{path.name} is not a curve ({type(error).__name__}: {error})")
 
 
 def _curve(content: dict[str, Any]) -> RunCurve:
-    def size(costs: Any) -> int | None:
-        return int(costs["parameters"]) if costs is not None else None
-
     points = tuple(
         Point(
             round(float(point["ratio"]), 6),  # 0.7 of two runs must be one ratio
-            _finite(float(point["plain"])) if point["plain"] is not None else math.nan,
-            _finite(float(point["refit"])) if point["refit"] is not None else None,
-            size(point["costs"]),
+            finite(float(point["plain"])) if point["plain"] is not None else math.nan,
+            finite(float(point["refit"])) if point["refit"] is not None else None,
+            _size(point["costs"], point.get("milliseconds")),
         )
         for point in content["points"]
     )
@@ -268,25 +192,45 @@ def _curve(content: dict[str, Any]) -> RunCurve:
         raise ValueError("it has no points")
     if not all(0 <= point.ratio <= 1 for point in points):
         raise ValueError("a ratio is not between 0 and 1")
+    calibration, allocation = content.get("calibration"), content.get("allocation")
     return RunCurve(
         str(content["kind"]),
         str(content["form"]),
         str(content.get("metric", METRICS[0])),
         str(content.get("split", "test")),
-        _finite(float(content["dense"])),
-        size(content.get("dense_costs")),
+        How(
+            str(content.get("score", How.score)),
+            None if allocation is None else str(allocation),
+            calibration if isinstance(calibration, int) else None,
+        ),
+        finite(float(content["dense"])),
+        _size(content.get("dense_costs"), content.get("dense_milliseconds")),
         tuple(sorted(points, key=lambda point: point.ratio)),
     )
 
 
-def _number(value: Any) -> float | None:
-    return _finite(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _size(costs: Any, milliseconds: Any) -> Size:
+    found = {**(costs or {}), "milliseconds": milliseconds}
+    return Size(**{key: number(found.get(key)) for key in SIZES})
 
 
-def _finite(value: float) -> float:
-    """What is not a finite number is nan, and is shown as such."""
-    return value if math.isfinite(value) else math.nan
+def _spectra(folder: Path, notes: list[str]) -> dict[str, dict[str, Spectrum]]:
+    content = _json(folder / "spectra.json", notes)
+    if content is None:
+        return {}
+    try:
+        notes.extend(f"no spectrum of {layer}: {why}" for layer, why in content.get("left_out", {}).items())
+        return {
+            str(layer): {str(what): _spectrum(one) for what, one in both.items()}
+            for layer, both in content["layers"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        notes.append(f"spectra.json does not hold spectra ({type(error).__name__}: {error})")
+        return {}
 
 
-def _named(part: Any) -> str:
-    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part or "?")
+def _spectrum(content: dict[str, Any]) -> Spectrum:
+    index, value = tuple(map(int, content["index"])), tuple(map(float, content["value"]))
+    if len(index) != len(value) or not index:
+        raise ValueError("as many values as indices are needed")
+    return Spectrum(int(content["count"]), index, value)

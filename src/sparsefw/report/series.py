@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from sparsefw.report.read import ReportError, Run, RunCurve
+from sparsefw.report.names import RETRAINED
+from sparsefw.report.records import SIZES, How, ReportError, Run, RunCurve, Size
 
 KINDS = {"filters": "filters", "rank": "singular values", "weights": "weights"}
 FORMS = {"removed": "removed", "masked": "set to zero"}
 SHOWN = {"accuracy": "accuracy", "mean_iou": "mean IoU"}
+MEASURED = (
+    "score=",
+    "allocation=",
+)  # words of a name that tell how a curve was measured, not how a network was trained
 NBSP = "\u00a0"  # a number stays with its unit when lines break
 KEPT = 1.0  # points: what loses no more than this against its own dense network counts as kept
 
@@ -29,16 +36,23 @@ class Spread:
 
 @dataclass(frozen=True)
 class Series:
-    """One method's curve: at every ratio, plain, refit (None if not measured) and parameters left (None if masked)."""
+    """One method's curve: at every ratio, plain, refit (None if not measured) and the mean size.
+
+    folder: of the run with the lowest seed; epochs: of all its runs; images: those that its networks were calibrated on.
+    """
 
     method: str
+    folder: Path
     seeds: int
+    epochs: tuple[int, ...]
+    how: How
+    images: tuple[int, ...]
     dense: Spread
-    dense_parameters: float | None
+    dense_size: Size
     ratios: tuple[float, ...]
     plain: tuple[Spread, ...]
     refit: tuple[Spread | None, ...]
-    parameters: tuple[float | None, ...]
+    sizes: tuple[Size, ...]
 
     def at(self, ratio: float) -> tuple[Spread, Spread | None] | None:
         """plain and refit at this ratio, None if it was not measured."""
@@ -90,44 +104,88 @@ class Comparison:
         return max(kept, default=self.ratios[0])
 
 
-def kinds_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def kinds_of(runs: Sequence[Run], split: str = "test") -> list[tuple[str, str]]:
     """Every (kind, form) that some run has a curve of: the kinds of the paper first, removed before masked."""
-    found = {(curve.kind, curve.form) for run in runs for curve in run.curves}
+    found = {(curve.kind, curve.form) for run in runs for curve in run.curves if curve.split == split}
     order = [*KINDS]
     return sorted(
         found, key=lambda kf: (order.index(kf[0]) if kf[0] in order else len(order), kf[0], kf[1] != "removed", kf[1])
     )
 
 
-def compared(runs: Sequence[Run], kind: str, form: str) -> Comparison:
-    curves: dict[str, list[RunCurve]] = {}
-    for run in runs:
-        if (curve := run.curve(kind, form)) is not None:
-            curves.setdefault(run.method, []).append(curve)
-    measured = {(curve.metric, curve.split) for group in curves.values() for curve in group}
-    if not measured:
-        there = ", ".join(f"{k}-{f}" for k, f in kinds_of(runs)) or "none"
+def compared(runs: Sequence[Run], kind: str, form: str, split: str = "test") -> Comparison:
+    """The curves of one split; where score or allocation differ, so do the names."""
+    having = [(run, curve) for run in runs if (curve := run.curve(kind, form, split)) is not None]
+    if not having:
+        there = ", ".join(f"{k}-{f}" for k, f in kinds_of(runs, split)) or "none"
         raise ReportError(f"no run has a curve {kind}-{form}; curves that are there: {there}")
-    if len(measured) > 1 or len({run.task for run in runs if run.curve(kind, form)}) > 1:
+    if len({(run.task, curve.metric) for run, curve in having}) > 1:
         raise ReportError(
             f"curves {kind}-{form} of different networks, data or metrics do not belong in one comparison"
         )
-    metric, split = measured.pop()
-    return Comparison(kind, form, metric, split, tuple(_series(method, group) for method, group in curves.items()))
+    hows = Counter(_rule(curve.how) for _, curve in having)
+    usual = min(hows, key=lambda how: (-hows[how], how != _rule(How()), how))
+    groups: dict[str, list[tuple[Run, RunCurve]]] = {}
+    for run, curve in having:
+        rule = _rule(curve.how)
+        told = zip(("score", "allocation"), rule, usual, strict=True)
+        words = [f"{key}={value or 'default'}" for key, value, common in told if value != common]
+        groups.setdefault(" ".join([run.method, *words]), []).append((run, curve))
+    series = tuple(_series(method, group) for method, group in groups.items())
+    return Comparison(kind, form, having[0][1].metric, split, series)
+
+
+def notes_on(comparison: Comparison) -> list[str]:
+    """What a reader must know before comparing: trainings of unequal length, unequal numbers of seeds, and the like."""
+    series, names = comparison.series, comparison.names
+    found = []
+    epochs = sorted({number for one in series for number in one.epochs})
+    if len(epochs) > 1:
+        long = ", ".join(f"{names[one.method]} {_range(one.epochs)}" for one in series)
+        few = f" ({long})" if len(series) <= 6 else ""
+        found.append(f"These networks were trained for {epochs[0]} to {epochs[-1]} epochs{few}: not for equally long.")
+    if len({one.seeds for one in series}) > 1:
+        told = ", ".join(f"{names[one.method]} {one.seeds}" for one in series)
+        found.append(f"Not all have the same number of seeds: {told}.")
+    if again := [names[one.method] for one in series if _is_retrained(one)]:
+        found.append(f"Trained again after pruning, unlike the others: {', '.join(again)}.")
+    rules = {_rule(one.how) for one in series}
+    if rules != {_rule(How())}:
+        which = " and ".join(
+            f"score {score}, allocation {allocation or 'as by default'}" for score, allocation in sorted(rules)
+        )
+        found.append(f"Measured with {which}.")
+    images = sorted({number for one in series for number in one.images})
+    if len(images) > 1:
+        found.append(f"Calibrated on {images[0]:,} to {images[-1]:,} images: not on equally many.")
+    return found
+
+
+def _rule(how: How) -> tuple[str, str]:
+    return how.score, how.allocation or ""
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return " to ".join(dict.fromkeys((str(min(numbers)), str(max(numbers))))) if numbers else "?"
 
 
 def headline(comparison: Comparison) -> str:
     """What is seen, by a rule that favours nobody: every method, plain, at the most telling ratio, best first."""
     ratio, names = comparison.telling, comparison.names
     values = {names[one.method]: at[0].mean for one in comparison.series if (at := one.at(ratio))}
+    dense = {names[one.method]: one.dense.mean for one in comparison.series}
     share = f"{100 * ratio:.3g}{NBSP}% of the {comparison.what} {comparison.done}"
-    return f"{share}, {_trained_again(comparison)}: {ranked(values, comparison.measure)}"
+    return f"{share}, {_trained_again(comparison)}: {ranked(values, comparison.measure, dense)}"
 
 
 def _trained_again(comparison: Comparison) -> str:
     """What the rest is about is that nothing is; runs of `sparsefw retrain` are, and their labels begin with it."""
-    told = [one.method.split(" ")[0] == "retrained" for one in comparison.series]
+    told = [_is_retrained(one) for one in comparison.series]
     return "after retraining" if all(told) else "no retraining but where it is named" if any(told) else "no retraining"
+
+
+def _is_retrained(series: Series) -> bool:
+    return series.method.split(" ")[0] == RETRAINED
 
 
 def refit_sentence(comparison: Comparison) -> str | None:
@@ -142,19 +200,22 @@ def refit_sentence(comparison: Comparison) -> str | None:
 def short_names(methods: Sequence[str]) -> dict[str, str]:
     """Without the words that tell nothing apart: "SparseFW k=0.1" where all of SparseFW have "filters" and "w=0.33"."""
     words = {method: method.split(" ") for method in methods}
+    sizes = Counter(first for first, *_ in words.values())
+    shared = Counter((first, word) for first, *rest in words.values() for word in set(rest))
     short = {}
     for method, (first, *rest) in words.items():
-        family = [other for other in words.values() if other[0] == first]
-        telling = [word for word in rest if not all(word in other for other in family)]
+        telling = [word for word in rest if shared[first, word] < sizes[first] or word.startswith(MEASURED)]
         short[method] = " ".join([first, *telling])
     return short if len(set(short.values())) == len(short) else {method: method for method in methods}
 
 
-def ranked(values: Mapping[str, float], measure: str) -> str:
-    """ "96.2 % accuracy with SparseFW, 19.4 % with SGD": best first, of many the best and the worst."""
+def ranked(values: Mapping[str, float], measure: str, dense: Mapping[str, float] | None = None) -> str:
+    """ "96.2 % accuracy with SparseFW (dense 96.0 %), 19.4 % with SGD": best first, of many the best and the worst."""
     order = sorted(values.items(), key=lambda pair: (math.isnan(pair[1]), -pair[1]))
     texts = [
-        f"{percent(value)}{'' if place else ' ' + measure} with {name}" for place, (name, value) in enumerate(order)
+        f"{percent(value)}{'' if place else ' ' + measure} with {name}"
+        + (f" ({'' if place else 'dense '}{percent(dense[name])})" if dense else "")
+        for place, (name, value) in enumerate(order)
     ]
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]}, ..., {texts[-1]} ({len(texts)} methods)"
 
@@ -162,30 +223,49 @@ def ranked(values: Mapping[str, float], measure: str) -> str:
 def spread(values: Sequence[float]) -> Spread:
     if any(map(math.isnan, values)):
         return Spread(math.nan, math.nan, math.nan, math.nan, len(values))
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(statistics.fmean(values), min(values), max(values), deviation, len(values))
+    count = len(values)
+    mean = math.fsum(values) / count
+    # Not statistics.stdev, which computes with fractions: ten times slower, and there are as many as epochs times runs.
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) if count > 1 else 0.0
+    return Spread(mean, min(values), max(values), deviation, count)
 
 
 def percent(value: float) -> str:
     return f"{value:.1f}{NBSP}%" if math.isfinite(value) else "no number (nan)"
 
 
-def _series(method: str, curves: list[RunCurve]) -> Series:
+def _series(method: str, group: Sequence[tuple[Run, RunCurve]]) -> Series:
+    curves = [curve for _, curve in group]
     ratios = sorted({point.ratio for curve in curves for point in curve.points})
     at = [[point for curve in curves for point in curve.points if point.ratio == ratio] for ratio in ratios]
     refits = [[point.refit for point in points if point.refit is not None] for points in at]
+    first = min(group, key=lambda pair: pair[0].seed)
     return Series(
         method,
+        first[0].folder,
         len(curves),
+        tuple(sorted({epochs for run, _ in group if (epochs := epochs_of(run))})),
+        first[1].how,
+        tuple(sorted({curve.how.calibration for curve in curves if curve.how.calibration is not None})),
         spread([curve.dense for curve in curves]),
-        _mean([curve.parameters for curve in curves]),
+        _mean([curve.size for curve in curves]),
         tuple(ratios),
         tuple(spread([point.plain for point in points]) for points in at),
         tuple(spread(values) if values else None for values in refits),
-        tuple(_mean([point.parameters for point in points]) for points in at),
+        tuple(_mean([point.size for point in points]) for points in at),
     )
 
 
-def _mean(sizes: Sequence[int | None]) -> float | None:
-    known = [size for size in sizes if size is not None]
-    return statistics.fmean(known) if known else None
+def epochs_of(run: Run) -> int:
+    """How long it was to be trained."""
+    train = run.config.get("train")
+    epochs = train.get("epochs") if isinstance(train, Mapping) else None
+    return epochs if isinstance(epochs, int) else len(run.epochs)
+
+
+def _mean(sizes: Sequence[Size]) -> Size:
+    mean = Size()
+    for key in SIZES:
+        known = [value for size in sizes if (value := getattr(size, key)) is not None]
+        mean = replace(mean, **{key: statistics.fmean(known)}) if known else mean
+    return mean

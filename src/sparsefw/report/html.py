@@ -1,0 +1,100 @@
+"""Parts of a page: sections, tables with their downloads, controls. All text that comes from elsewhere is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from urllib.parse import quote
+
+from sparsefw.report.contents import file_name
+from sparsefw.report.tables import Table
+
+LONG = 25  # rows from which on a table is folded, and can be searched
+
+
+def section(name: str, title: str, content: str, plain: bool = True) -> str:
+    kind = ' class="plain"' if plain else ""
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title"{kind}>{escape(title)}</h2>\n'
+        f"{content}\n</section>"
+    )
+
+
+def paragraphs(texts: Iterable[str], kind: str = "") -> str:
+    mark = f' class="{kind}"' if kind else ""
+    return "".join(f"<p{mark}>{escape(text)}</p>\n" for text in texts)
+
+
+def folded(summary: str, content: str) -> str:
+    return f"<details>\n<summary>{escape(summary)}</summary>\n{content}\n</details>\n"
+
+
+def select(label: str, options: Mapping[str, str], chosen: str, kind: str) -> str:
+    """A labelled list of value -> text."""
+    entries = "".join(
+        f'<option value="{escape(value)}"{" selected" * (value == chosen)}>{escape(text)}</option>'
+        for value, text in options.items()
+    )
+    return f'<label>{escape(label)} <select class="{kind}">{entries}</select></label>'
+
+
+def plot(figures: Iterable[str], label: str, caption: str, titled: bool = False) -> str:
+    """Where page.js draws the first of these figures, or the one that a control chooses; titled: the caption comes first."""
+    told = f"<figcaption>{escape(caption)}</figcaption>\n"
+    drawn = f'<div class="plot" role="group" aria-label="{escape(label)}" data-figures="{" ".join(figures)}"></div>\n'
+    return f'<figure class="js">\n{told + drawn if titled else drawn + told}</figure>\n'
+
+
+def table(content: Table, label: str, *, words: bool = False, sortable: bool = False, downloads: bool = True) -> str:
+    """words: columns of text rather than of numbers; sortable: by a click on a column's name, and searched by any text."""
+    head = ""
+    if any(name for name, _ in content.groups):
+        cells = [
+            f'<th colspan="{size}" scope="colgroup">{escape(name)}</th>' if name else "<th></th>"
+            for name, size in content.groups
+        ]
+        head += row(cells)
+    if any(content.header):
+        head += row(f'<th scope="col">{escape(name)}</th>' for name in content.header)
+    body = []
+    for r, line in enumerate(content.rows):
+        cells = [f'<th scope="row">{escape(line[0])}</th>']
+        for c, cell in enumerate(line[1:], 1):
+            strong = (r, c) in content.strong
+            cells.append(f"<td><strong>{escape(cell)}</strong></td>" if strong else f"<td>{escape(cell)}</td>")
+        body.append(row(cells))
+    kinds = " ".join(["words"] * words + ["sortable"] * sortable)
+    mark = f' class="{kinds}"' if kinds else ""
+    search = '<p class="js"><label>Find <input type="search" class="filter"></label></p>\n' if sortable else ""
+    whole = f"<table{mark}>\n<thead>\n{head}</thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>"
+    links = _downloads(content, label) if downloads else ""
+    return f'<div class="table">\n{search}{scrolled(whole, label)}{links}</div>\n'
+
+
+def scrolled(content: str, label: str) -> str:
+    """What may be wider than the screen scrolls by itself, and by the keyboard."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>\n'
+
+
+def row(cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(cells)}</tr>\n"
+
+
+def commands(lines: Iterable[str]) -> str:
+    text = "\n".join(lines)
+    return f'<pre tabindex="0">{escape(text)}</pre>\n'
+
+
+def _downloads(content: Table, label: str) -> str:
+    """In the page itself, so that they work wherever it is moved to."""
+    stem = file_name(label.lower()).strip("_.")[:60] or "table"
+    texts = (
+        ("CSV", "csv", "text/csv", content.csv()),
+        ("LaTeX", "tex", "text/plain", content.latex()),
+        ("Markdown", "md", "text/plain", content.markdown()),
+    )
+    links = " ".join(
+        f'<a download="{stem}.{ending}" href="data:{kind};charset=utf-8,{quote(text)}">{name}</a>'
+        for name, ending, kind, text in texts
+    )
+    return f'<p class="downloads">This table as {links}</p>\n'
