@@ -1,0 +1,109 @@
+"""Small sweeps, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from sparsefw.sweep.grids import load_grid
+from sparsefw.sweep.holders import working
+from sparsefw.sweep.plan import SweepPlan
+from sparsefw.sweep.sweep import Sweep
+from train.harness import ended, start
+
+PATIENCE = 600  # seconds: a sweep is many processes that begin one after the other
+GRID = """
+recipe: digits-resnet
+kind: filters
+at: [0.5, 0.8]
+train: {epochs: 2}
+methods:
+  SGD: {method: {name: sgd}, train: {weight_decay: [1e-4, 5e-3]}}
+  SparseFW: {method: {name: sparsefw, kind: filters, k: [0.2, 0.3]}}
+"""
+
+
+def write_grid(folder: Path, text: str = GRID, name: str = "tiny") -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(text)
+    return file
+
+
+def begun(folder: Path, text: str = GRID, **how) -> Sweep:
+    """A sweep whose jobs the test does itself."""
+    folder.mkdir(exist_ok=True)
+    plan = SweepPlan(name="tiny", grid=load_grid(str(write_grid(folder, text))), **how)
+    return Sweep.begin(plan, f"sqlite:///{folder / 'ledger.db'}", folder / "sweep")
+
+
+def fill(sweep: Sweep, row: str, values: dict[str, float | Exception]) -> None:
+    """Write made-up validation figures, or failures, down for the configurations of a row."""
+    ledger = sweep.trials(row)
+    ledger.post(sweep.plan.jobs(row))
+    with working(sweep.folder) as worker:
+        while (claim := ledger.claim(worker)) is not None:
+            value = values[claim.job.name]
+            folder = sweep.place(row, claim.job.name)
+            claim.begin(folder, "step 0")
+            if isinstance(value, Exception):
+                claim.failed(str(value))
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "model.safetensors").write_text("weights")
+                claim.done(value, {"metric": "accuracy", "dense": 99.0, "plain": [value, value], "folder": str(folder)})
+
+
+def fill_finals(sweep: Sweep, row: str, dense: dict[int, float], plain: dict[int, list[float]]) -> None:
+    """Made-up test figures, by seed."""
+    ledger = sweep.finals(row)
+    ledger.post(sweep.final_jobs(row))
+    with working(sweep.folder) as worker:
+        while (claim := ledger.claim(worker)) is not None:
+            seed = int(claim.job.name[-1])
+            figures = {"seed": seed, "metric": "accuracy", "dense": dense[seed], "plain": plain[seed]}
+            figures |= {"removed_refit": plain[seed], "parameters": [10, 5], "images_per_second": 100.0 + seed}
+            claim.done(1.0, {**figures, "folder": "x"})
+
+
+def command(grid: Path | str | None, out: Path, *more: str) -> list[str]:
+    words = ["-m", "sparsefw", "sweep", *([str(grid)] if grid else []), "--out", str(out), "--json"]
+    if grid:
+        words += ["--set", "model.arguments.width=4", "--set", "engine.checkpoint_seconds=0", "--grace", "5"]
+    return [*words, *more]
+
+
+def swept(words: list[str], code: int = 0, **environment: str) -> tuple[dict, str]:
+    """What it found, and what it said."""
+    out, err = ended(start(words, **environment), code, PATIENCE)
+    return (json.loads(out) if out.strip() else {}), err
+
+
+def workers_of(process: subprocess.Popen) -> list[int]:
+    """The processes that it has started and that are alive."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue
+        if folder.name.isdigit() and int(fields[1]) == process.pid and fields[0] != "Z":
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def kill_some(process: subprocess.Popen, times: int, pause, chance) -> int:
+    """Kill workers of a sweep with -9, until it is over; returns how often."""
+    killed = 0
+    while process.poll() is None and killed < times:
+        time.sleep(pause())
+        if (alive := workers_of(process)) and process.poll() is None:
+            try:
+                os.kill(chance.choice(alive), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            killed += 1
+    return killed

@@ -1,0 +1,213 @@
+"""Plans: what is drawn from, what names mean, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+
+import optuna
+import pytest
+from typer.testing import CliRunner
+
+from sparsefw.cli import app
+from sparsefw.sweep import sweep as module
+from sparsefw.sweep.grids import Grid, Range, load_grid
+from sparsefw.sweep.plan import SweepPlan, slug
+from sparsefw.sweep.storage import open_storage, shown_url, storage_url
+from sparsefw.sweep.sweep import Sweep
+from sparsefw.typed import ConfigError, parse
+from sweep.sweeps import GRID, begun, write_grid
+
+RANGES = """
+recipe: digits-resnet
+kind: rank
+at: [0.5]
+methods:
+  SparseFW: {method: {name: sparsefw, kind: rank, k: 0.05..0.5, w: 1e-1..10 log}}
+  CrAM+: {method: {name: cram, kind: rank, ratios: [[0.5], [0.7, 0.9]]}, train: {epochs: 2..9}}
+"""
+
+
+def plan_of(tmp_path, text=GRID, **how) -> SweepPlan:
+    return parse(SweepPlan, {"name": "tiny", "grid": load_grid(str(write_grid(tmp_path, text))), **how}, "sweep")
+
+
+def test_ranges():
+    assert Range.of("0.05..0.5") == Range(0.05, 0.5, False)
+    assert Range.of("1e-5..1e-2 log") == Range(1e-5, 1e-2, True)
+    assert Range.of("2..9").whole
+    assert Range.of("cosine") is None
+    with pytest.raises(ConfigError, match="must rise"):
+        Range.of("0.5..0.1")
+    with pytest.raises(ConfigError, match="from above 0"):
+        Range.of("0..1 log")
+
+
+def test_what_is_sampled_is_what_is_trained(tmp_path):
+    plan = plan_of(tmp_path, RANGES, sampler="random", trials=5)
+    space = plan.space("SparseFW")
+    assert (space["method.k"].low, space["method.k"].high, space["method.k"].log) == (0.05, 0.5, False)
+    assert space["method.w"].log
+    config = plan.config("SparseFW", "0003", {"method.k": 0.123, "method.w": 3.5})
+    assert (config.method.k, config.method.w, config.seed) == (0.123, 3.5, 0)
+    assert plan.count("SparseFW") == 5
+    assert plan.jobs("SparseFW") == {}
+
+
+def test_choices_that_are_lists_survive_the_storage(tmp_path):
+    plan = plan_of(tmp_path, RANGES, sampler="tpe", trials=5)
+    choices = plan.space("CrAM+")["method.ratios"].choices
+    config = plan.config("CrAM+", "0000", {"method.ratios": json.loads(json.dumps(choices))[1], "train.epochs": 4})
+    assert (config.method.ratios, config.train.epochs) == ((0.7, 0.9), 4)
+
+
+def test_a_grid_is_posted_as_it_stands(tmp_path):
+    plan = plan_of(tmp_path)
+    assert plan.jobs("SGD") == {"0000": {"train.weight_decay": 1e-4}, "0001": {"train.weight_decay": 5e-3}}
+    assert plan.config("SGD", "0001", plan.jobs("SGD")["0001"], seed=2).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "named"),
+    [
+        (GRID, {"sampler": "random"}, "how many configurations a row"),
+        (GRID, {"trials": 3}, "a grid tries all of its configurations"),
+        (GRID, {"sampler": "genetic", "trials": 3}, "sampler='genetic'"),
+        (GRID, {"seeds": 0}, "seeds=0"),
+        (RANGES, {}, "SparseFW: ranges have no end of values to try; add --sampler random"),
+        (GRID, {"changes": ("data.validation=0",)}, "chosen by validation images"),
+        (GRID, {"changes": ("train.epoch=3",)}, "SGD: .*epoch"),
+        (
+            GRID,
+            {"changes": ("train.weight_decay=0.5",)},
+            r"SGD: train\.weight_decay: the grid tiny tries \[0.0001, 0.005\]",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, how, named):
+    with pytest.raises(ConfigError, match=named):
+        plan_of(tmp_path, text, **how)
+
+
+def test_the_same_name_is_the_same_sweep(tmp_path):
+    begun(tmp_path)
+    begun(tmp_path)  # goes on
+    with pytest.raises(ConfigError, match=r"seeds=5: the sweep tiny has 3; choose another --name and --out"):
+        begun(tmp_path, seeds=5)
+
+
+def test_another_grid_or_setting_is_another_sweep(tmp_path):
+    begun(tmp_path)
+    with pytest.raises(ConfigError, match=r"changes=\['train.epochs=3'\]: the sweep tiny has \[\]"):
+        begun(tmp_path, changes=("train.epochs=3",))
+    with pytest.raises(ConfigError, match=r"grid\.at"):
+        begun(tmp_path, GRID.replace("at: [0.5, 0.8]", "at: [0.5, 0.7]"))
+    begun(tmp_path, grace=7.0)  # that is the workers' own affair
+
+
+def test_a_kill_while_the_folder_is_marked_leaves_nothing_behind_that_matters(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / ".sweep.json.abc.new").touch()
+    (tmp_path / "sweep" / "ledger.db-journal").touch()
+    begun(tmp_path)
+
+
+def test_a_sweep_whose_first_process_died_before_it_wrote_the_plan(tmp_path, monkeypatch):
+    storage = open_storage(f"sqlite:///{tmp_path / 'ledger.db'}")
+    optuna.create_study(study_name="tiny", storage=storage)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    assert begun(tmp_path).plan.name == "tiny"
+
+
+def test_random_choices_of_lists_are_all_different(tmp_path):
+    text = GRID.replace("k: [0.2, 0.3]", "k: [0.1, 0.2, 0.3, 0.4], w: [1, 2]")
+    plan = plan_of(tmp_path, text, sampler="random", trials=5)
+    jobs = plan.jobs("SparseFW")
+    assert len({tuple(params.items()) for params in jobs.values()}) == 5 == plan.count("SparseFW")
+    assert plan.jobs("SparseFW") == jobs  # the same for every worker
+    assert plan.count("SGD") == 2  # there are no more
+    assert plan.budget("SGD") is None
+    assert plan_of(tmp_path, text, sampler="tpe", trials=5).budget("SparseFW") == 5
+
+
+@pytest.mark.parametrize(
+    "rows", [("A B", "A-B"), ("x", "X"), ("..", "b"), ("workers", "b"), ("curves", "b"), ("Ä", "b")]
+)
+def test_rows_that_would_share_a_folder_are_refused(tmp_path, rows):
+    methods = {row: {"method": {"name": "sgd"}} for row in rows}
+    grid = Grid(name="g", recipe="digits-resnet", kind="filters", at=(0.5,), methods=methods)
+    with pytest.raises(ConfigError, match="give it another name"):
+        parse(SweepPlan, {"name": "g", "grid": grid}, "sweep")
+
+
+def test_a_folder_belongs_to_one_sweep(tmp_path):
+    sweep = begun(tmp_path)
+    plan = sweep.plan.model_copy(update={"name": "other"})
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with pytest.raises(ConfigError, match="belongs to another sweep"):
+        Sweep.begin(plan, url, tmp_path / "sweep")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="holds files, but no sweep"):
+        Sweep.begin(plan, url, tmp_path / "full")
+
+
+def test_joining(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with pytest.raises(ConfigError, match="there is no such file"):
+        Sweep.join(url, None, None)
+    open_storage(url)
+    with pytest.raises(ConfigError, match="holds no sweep"):
+        Sweep.join(url, None, None)
+    sweep = begun(tmp_path)
+    joined = Sweep.join(url, None, None)
+    assert (joined.plan, joined.folder, joined.token) == (sweep.plan, sweep.folder.resolve(), sweep.token)
+    with pytest.raises(ConfigError, match="'tinny'; did you mean 'tiny'"):
+        Sweep.join(url, "tinny", None)
+    other = Sweep.begin(sweep.plan.model_copy(update={"name": "other"}), url, tmp_path / "other")
+    with pytest.raises(ConfigError, match="holds the sweeps tiny, other; choose one with --name"):
+        Sweep.join(url, None, None)
+    assert Sweep.join(url, "other", None).token == other.token
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "postgresql://tester:secret@127.0.0.1:1/none"])
+def test_a_storage_that_cannot_be_opened_is_one_line_without_the_password(url):
+    with pytest.raises(ConfigError) as caught:
+        open_storage(url)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses(tmp_path):
+    assert storage_url(None, tmp_path) == f"sqlite:///{tmp_path}/ledger.db"
+    assert storage_url(str(tmp_path / "a.db"), tmp_path) == f"sqlite:///{tmp_path}/a.db"
+    assert storage_url(str(tmp_path), tmp_path / "other") == f"sqlite:///{tmp_path}/ledger.db"  # a sweep's folder
+    assert shown_url("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+
+
+def test_names_of_rows_become_names_of_folders():
+    assert slug("SparseFW k-sparse, 50 %") == "SparseFW-k-sparse-50"
+    assert "/" not in slug("../up")
+
+
+def test_grids_remain_plain_data():
+    assert Grid.model_validate(load_grid("filters-digits").model_dump(mode="json")) == load_grid("filters-digits")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "which grid?"),
+        (["nothing"], "there is no such grid"),
+        (["filters-digits", "--rows", "SparseFv"], "did you mean 'SparseFW'"),
+        (["filters-digits", "--join", "x.db"], "leave GRID and --storage out"),
+        (["--join", "no.db"], "there is no such file"),
+        (["filters-digits", "--workers", "0"], "--workers 0: at least one"),
+        (["filters-digits", "--seeds", "0"], "seeds=0"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, words, line):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["sweep", *words])
+    assert done.exit_code == 2
+    (said,) = [text for text in done.stderr.splitlines() if text.startswith("error")]
+    assert line in said
