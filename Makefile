@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 
 $(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[export,sweep]'
 	@touch $(USABLE)
 
 demo: $(USABLE)  ## train a small network once by SGD and by SparseFW, shrink both, draw the picture

@@ -30,7 +30,8 @@ from torch import nn
 from optimizer import captured, measure
 from sparsefw import SFW, constrain
 from sparsefw.environment import device_name, environment
-from sparsefw.report.canvas import DPI, INK, LARGE, MUTED, NORMAL, SMALL, TEXT, apart, looks, plain_frame
+from sparsefw.report.canvas import DPI, LARGE, MARKS, NORMAL, SMALL, apart, plain_frame
+from sparsefw.report.looks import INK, MUTED, TEXT, looks
 from throughput import RESULTS, slug
 
 KINDS = ("filters", "weights", "rank")
@@ -127,7 +128,7 @@ def figure(drawn: dict[str, Panel], times: dict[str, dict[str, list[float]]], su
     for i, (name, panel) in enumerate(drawn.items()):
         axes = found.add_axes((0.055 + 0.3 * i, 0.13, 0.265, 0.6))
         for method, values in times[name].items():
-            colour, marker = style[method]
+            colour, marker = style[method].colour, MARKS[style[method].marker]
             axes.plot(panel.x, values, color=colour, marker=marker, ms=4.5, lw=2, zorder=3)
             axes.plot(panel.x, theory(panel.settings, method, values), color=colour, lw=0.9, ls=":", zorder=2)
         _dress(axes, panel, (low, high), first=i == 0)

@@ -21,6 +21,7 @@ ALLOWED = {
     "data": {"typed", "durable", "words"},
     "methods": {"geometry", "optim", "compression", "data", "layer_types", "typed", "words"},
     "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable", "words"},
+    "sweep": {"compression", "data", "train", "environment", "typed", "durable", "words"},
     "report": {"environment", "durable"},  # run folders only
 }
 CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py", "durable.py", "words.py"}

@@ -9,9 +9,11 @@ import sys
 import pytest
 
 import oracle_quality
+import report_speed
 import scaling
 import throughput
 from sparsefw.cli.bench import rates
+from sparsefw.report import read_runs
 
 ENVIRONMENT = {"versions": {"sparsefw": "0.1.0", "torch": "2.9"}, "date": "2026-01-02"}
 
@@ -106,6 +108,21 @@ def test_a_training_without_constraints_has_nothing_to_look_at():
     changes = ["train.epochs=1", "model.arguments.width=4", "data.batch_size=600"]
     with pytest.raises(SystemExit, match="nothing to look at in 2 steps"):
         oracle_quality.inspected("digits-resnet-sgd", None, changes, every=1)
+
+
+def test_the_runs_that_reports_are_timed_with_are_whole(tmp_path):
+    for number in (1, report_speed.SEEDS * len(report_speed.METHODS) + 1):
+        report_speed.made_up(tmp_path / str(number), number)
+    (tested, swept), damaged = read_runs([tmp_path])
+    assert (damaged, tested.notes, swept.notes) == ([], (), ())
+    assert {len(run.epochs) for run in (tested, swept)} == {100}
+    assert {len(run.spectra) for run in (tested, swept)} == {20}
+    assert sorted((one.kind, one.split) for run in (tested, swept) for one in run.curves) == [
+        ("filters", "test"),
+        ("filters", "validation"),
+        ("rank", "test"),
+        ("weights", "test"),
+    ]
 
 
 def test_tables_of_other_recipes_stay(monkeypatch, tmp_path):

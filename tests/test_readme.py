@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from sparsefw import constrain
+from sparsefw.cli.main import app
 from sparsefw.models import build
+from sparsefw.reproduce import EXPERIMENTS
+from sparsefw.sweep.grids import grid_names
 from sparsefw.train import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -77,10 +81,18 @@ def test_quickstart_prints_what_the_readme_shows(tmp_path):
     assert len(example.read_text().splitlines()) < 60
 
 
+def console_blocks() -> tuple[list[str], list[str]]:
+    """The commands that are run here, and those that take hours or data that nobody has here."""
+    run, shown = [], []
+    for marked, block in re.findall(r"(<!-- run by .*? -->\n)?```console\n(.*?)```", README, flags=re.DOTALL):
+        (run if marked else shown).extend(re.findall(r"^\$ (.*?)(?: +#.*)?$", block, flags=re.MULTILINE))
+    return run, shown
+
+
 @pytest.mark.slow
 def test_console_commands_run(tmp_path):
     """In order, word for word."""
-    commands = re.findall(r"^\$ (.*?)(?: +#.*)?$", README, flags=re.MULTILINE)
+    commands, _ = console_blocks()
     assert len(commands) >= 4
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for command in commands:
@@ -88,6 +100,18 @@ def test_console_commands_run(tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stderr}"
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "small" / "model.onnx").exists()
+
+
+def test_console_commands_that_are_only_shown_exist():
+    """Their names are in the lists, their options in the help."""
+    _, commands = console_blocks()
+    assert len(commands) >= 3
+    for command in commands:
+        program, verb, name, *options = command.split()
+        assert program == "sparsefw"
+        assert name in {"sweep": grid_names(), "reproduce": EXPERIMENTS}[verb], command
+        helped = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).stdout
+        assert all(option in helped for option in options if option.startswith("--")), command
 
 
 def test_the_recipe_of_the_documentation_is_one(tmp_path):

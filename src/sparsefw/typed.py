@@ -67,6 +67,12 @@ def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
     return list(kind.model_fields)
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """ "train.lr", 0.1 as {"train": {"lr": 0.1}}."""
+    first, dot, rest = key.partition(".")
+    return {first: nested(rest, value) if dot else value}
+
+
 def flat(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
     """Tables in tables as one: {"train": {"lr": 0.1}} as {"train.lr": 0.1}."""
     found: dict[str, Any] = {}

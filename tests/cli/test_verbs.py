@@ -132,7 +132,10 @@ def test_report_writes_a_page(run, tmp_path):
     sparsefw("curve", run, "--at", "0.5,0.7", "--quiet")
     said = sparsefw("report", run.parent, "-o", tmp_path / "r.html")
     assert "SparseFW" in said
-    assert "<svg" in (tmp_path / "r.html").read_text()
+    assert 'data-explorer="' in (tmp_path / "r.html").read_text()
+    assert f"{tmp_path / 'r.html'}, {tmp_path / 'r_files'}" in said
+    written = {file.name for file in (tmp_path / "r_files").iterdir()}
+    assert {"filters-removed.png", "filters-removed.tex", "spectra-filters.svg", "runs.csv", "training.png"} <= written
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_one_grid_is_listed_with_what_it_tries():
     found = json.loads(sparsefw("list", "grids", "filters-cifar10", "--json"))
     assert found["methods"]["SSL"]["method"]["strength"] == [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3]
     (line,) = [line for line in sparsefw("list", "grids", "filters-cifar10").splitlines() if line.startswith("SSL ")]
-    assert "12 configurations: method.name=ssl method.strength=[1e-05, " in line
+    assert "12 configurations: train.weight_decay=[0.0001, 0.0005] method.name=ssl method.strength=[1e-05, " in line
 
 
 def test_one_method_is_listed_with_its_settings():
@@ -229,7 +232,9 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["compress", run], "how much?"),
         (["compress", run, "--filters", "1.5"], "must be in [0, 1)"),
         (["compress", run, "--filters", "0.5", "-o", run], "holds files of your own"),
-        (["report", tmp_path], "run"),
+        (["report", tmp_path], "neither a run folder nor a folder that holds any"),
+        (["report", tmp_path / "none"], "no such folder"),
+        (["report", run, "-o", run / "config.yaml" / "page.html"], "cannot write"),
         (["list", "colours"], "there are models"),
         (["list", "methods", "sll"], "did you mean 'ssl'?"),
         (["list", "recipes", "ssl"], "only methods and grids are listed one by one"),

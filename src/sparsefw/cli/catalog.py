@@ -8,7 +8,6 @@ from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from sparsefw.typed import flat
 from sparsefw.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -116,21 +115,23 @@ def _one_method(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _one_grid(name: str) -> tuple[dict[str, Any], str]:
-    from sparsefw.train.grids import load_grid
+    from sparsefw.sweep.grids import load_grid
 
     grid = load_grid(name)
-    lines = [f"{grid.about}; recipe {grid.recipe}, {grid.kind} removed at {', '.join(f'{r:g}' for r in grid.at)}"]
+    lines = [
+        f"{grid.about or grid.name}; recipe {grid.recipe}, {grid.kind} removed at {', '.join(f'{r:g}' for r in grid.at)}"
+    ]
     width = max(map(len, grid.methods))
-    for row, entry in grid.methods.items():
-        settings = flat({"method": entry.method, "train": {**grid.train, **entry.train}})
-        words = " ".join(f"{key}={value}" for key, value in settings.items())
-        lines.append(f"{row:{width}}  {len(grid.points(row)):4} configurations: {words}")
+    for row in grid.methods:
+        words = " ".join(f"{key}={value}" for key, value in grid.settings(row).items())
+        tried = f"{len(grid.choices(row)):4} configurations" if grid.is_finite(row) else "to be drawn from"
+        lines.append(f"{row:{width}}  {tried:>19}: {words}")
     return grid.model_dump(), "\n".join(lines)
 
 
 def _tried(method: str) -> dict[str, str]:
     """Grid -> the values of a method's settings that it tries: what is usual."""
-    from sparsefw.train.grids import grid_names, load_grid
+    from sparsefw.sweep.grids import grid_names, load_grid
 
     found: dict[str, str] = {}
     for grid in grid_names():
@@ -172,9 +173,15 @@ def _recipes() -> dict[str, str]:
 
 
 def _grids() -> dict[str, str]:
-    from sparsefw.train.grids import grid_names
+    from sparsefw.sweep.grids import grid_names
 
     return grid_names()
+
+
+def _experiments() -> dict[str, str]:
+    from sparsefw.reproduce import EXPERIMENTS
+
+    return {name: experiment.shows for name, experiment in EXPERIMENTS.items()}
 
 
 def _rows() -> dict[str, str]:
@@ -194,5 +201,6 @@ CATALOGS: dict[str, Callable[[], dict[str, Any]]] = {
     "regions": _regions,
     "recipes": _recipes,
     "grids": _grids,
+    "experiments": _experiments,
     "rows": _rows,
 }

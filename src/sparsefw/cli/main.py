@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsefw.cli.benches import bench
+from sparsefw.cli.comparisons import reproduce, sweep
 from sparsefw.cli.output import (
     DataOption,
     DeviceOption,
@@ -221,22 +222,38 @@ def report(
 ) -> None:
     """One self-contained page about any number of runs: figures, tables, configurations. Opens offline.
 
+    Beside it, a folder with every figure as PNG and SVG and every table as CSV, LaTeX and Markdown.
+
     sparsefw report runs -o report.html
     """
-    from sparsefw.report import read_runs, runs_table, write_page
+    from sparsefw.report import read_runs, runs_table, write_files, write_page
 
     found, damaged = read_runs(runs)
     write_page(out, found, damaged)
+    files = out.with_name(f"{out.stem}_files") if found else None
+    if files is not None:
+        write_files(files, found)
     for run in damaged:
         say(f"{run.folder}: {run.reason}")
-    record = {"page": out, "runs": [run.folder for run in found], "damaged": {str(d.folder): d.reason for d in damaged}}
-    result(record, json, f"{runs_table(found).text()}\n{out}")
+    record = {
+        "page": out,
+        "files": files,
+        "runs": [run.folder for run in found],
+        "damaged": {str(d.folder): d.reason for d in damaged},
+    }
+    result(record, json, f"{runs_table(found).text()}\n{out}" + (f", {files}" if files else ""))
+
+
+app.command()(sweep)
+app.command()(reproduce)
 
 
 @app.command("list")
 @verb
 def list_(
-    what: Annotated[str, typer.Argument(help="models, datasets, methods, regions, recipes, grids or rows (of bench).")],
+    what: Annotated[
+        str, typer.Argument(help="models, datasets, methods, regions, recipes, grids, experiments, or rows of bench.")
+    ],
     name: Annotated[
         str | None, typer.Argument(help="One method or grid, with all of its settings.", show_default=False)
     ] = None,

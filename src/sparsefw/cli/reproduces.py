@@ -1,0 +1,54 @@
+"""`sparsefw reproduce`: from a name and options to a table of the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsefw.cli.bench import rates
+from sparsefw.cli.output import say
+from sparsefw.cli.small import Outcome
+from sparsefw.reproduce import Setting, find_experiment
+from sparsefw.sweep.run import usual_workers
+
+
+def setting_of(
+    quick: bool,
+    seeds: int | None,
+    data: Path | None,
+    workers: int | None,
+    changes: list[str],
+    storage: str | None,
+    out: Path | None,
+    quiet: bool,
+) -> Setting:
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds {seeds}: at least one")
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers {workers}: at least one")
+    return Setting(
+        folder=Path("runs", "reproduce") if out is None else out,
+        quick=quick,
+        seeds=seeds,
+        data=data,
+        workers=usual_workers() if workers is None else workers,
+        changes=tuple(changes),
+        storage=storage,
+        say=(lambda text: None) if quiet else say,
+        measure=lambda *given: rates(*given).record,
+    )
+
+
+def plan(name: str, setting: Setting) -> Outcome:
+    experiment = find_experiment(name)
+    lines = experiment.planned(setting)
+    return Outcome({"name": name, "shows": experiment.shows, "planned": lines}, "\n".join([experiment.shows, *lines]))
+
+
+def reproduce(name: str, setting: Setting) -> Outcome:
+    experiment = find_experiment(name)
+    setting.say(experiment.shows)
+    found = experiment.run(setting)
+    folder = setting.folder / (f"quick-{name}" if setting.quick else name)
+    files = found.write(folder, name)
+    record = {"name": name, "title": found.title, **found.record, "deviations": found.deviations, "files": files}
+    return Outcome(record, f"{found.text()}\n{files[0]}, and {len(files) - 1} files beside it")

@@ -1,0 +1,56 @@
+"""Every table and figure of the paper as a command: our figures beside the paper's, and what was done otherwise."""
+
+from __future__ import annotations
+
+from sparsefw.reproduce.setting import Experiment, Findings, Setting
+from sparsefw.reproduce.speed import Throughput
+from sparsefw.reproduce.tables import TableExperiment
+from sparsefw.reproduce.trained import Observed, Retraining
+from sparsefw.reproduce.weights import Contour, Rescaling, Unstructured
+from sparsefw.typed import ConfigError
+from sparsefw.words import did_you_mean
+
+_PAIRS = {
+    "cifar10": "ResNet-18 on CIFAR-10",
+    "cifar100": "WideResNet-28x10 on CIFAR-100",
+    "tinyimagenet": "ResNet-50 on TinyImageNet",
+    "imagenet": "ResNet-50 on ImageNet",
+    "cityscapes": "PSPNet on CityScapes",
+}
+_ALL: tuple[Experiment, ...] = (
+    *(
+        TableExperiment(f"filters-{data}", f"Filter pruning, {_PAIRS[data]}", f"filters-{data}", "quick-filters", data)
+        for data in ("cifar10", "cifar100", "tinyimagenet", "imagenet")
+    ),
+    *(
+        TableExperiment(f"rank-{data}", f"Low rank, {pair}", f"rank-{data}", "quick-rank", data, rates=True)
+        for data, pair in _PAIRS.items()
+    ),
+    Throughput("throughput", "Training images per second of the low-rank methods"),
+    Unstructured(
+        "unstructured",
+        "Weights removed after k-support balls and k-sparse polytopes",
+        "weights-cifar10",
+        "quick-weights",
+        "cifar10",
+    ),
+    Contour(
+        "contour", "k-support balls and k-sparse polytopes over k and w", "weights-cifar10", "quick-weights", "cifar10"
+    ),
+    Retraining("retraining", "Weight decay in training and in retraining, 95 % of the weights removed"),
+    Observed("distance", "Relative distance to the network without 70 % of its filters, over the training", "distance"),
+    Observed("gradients", "Norm of the batch gradient over the training", "gradient_norm"),
+    Rescaling(
+        "rescaling", "Steps rescaled by gradients and by diameters", "rescaling-cifar10", "quick-rescaling", "cifar10"
+    ),
+)
+EXPERIMENTS = {experiment.name: experiment for experiment in _ALL}
+
+
+def find_experiment(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"reproduce {name!r}{did_you_mean(name, EXPERIMENTS)}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+__all__ = ["EXPERIMENTS", "Experiment", "Findings", "Setting", "find_experiment"]
