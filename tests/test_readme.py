@@ -62,6 +62,7 @@ def rows(text: str) -> list[dict[str, float]]:
     return [dict(zip(names, (float(cell.replace(",", "")) for cell in row), strict=True)) for row in found]
 
 
+@pytest.mark.slow
 def test_quickstart_prints_what_the_readme_shows(tmp_path):
     example = ROOT / "examples" / "quickstart.py"
     done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True)

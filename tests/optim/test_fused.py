@@ -15,7 +15,7 @@ SHAPES = [(6, 3, 2, 2), (5, 7), (12, 3, 3, 3), (12, 3, 3, 3)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("make", [ROWS, ENTRIES, FLAT, DIRECTIONS])
+@pytest.mark.parametrize("make", [ROWS, ENTRIES, FLAT, pytest.param(DIRECTIONS, marks=pytest.mark.slow)])
 def test_every_rule_on_every_view(make, rule):
     runs = both(
         SHAPES, lambda ps: [{"params": [p], "region": make(2, 1.0 + i)} for i, p in enumerate(ps)], rescale=rule
@@ -51,6 +51,7 @@ def test_what_no_kernel_can_do_takes_its_plain_step_beside_fused_ones(region):
     assert_equal(runs, covered=[1])
 
 
+@pytest.mark.slow
 def test_layers_of_every_size_in_one_launch():
     """More entries than a piece has, lengths that are no multiple of four, channels_last, a single row, a single column."""
     shapes = [(70, 131), (8, 16, 3, 3), (1, 9), (9, 1), (33, 4, 1, 1)]
@@ -69,11 +70,13 @@ def test_layers_of_every_size_in_one_launch():
     assert_equal(both(shapes, lambda ps: groups(ps, DIRECTIONS), gradient, steps=3), ROUNDED, covered=[0, 1, 4])
 
 
+@pytest.mark.slow
 def test_an_oracle_of_more_directions_than_one_tile_has():
     runs = both([(68, 90), (90, 67)], lambda ps: [{"params": [p], "region": DIRECTIONS(66, 3.0)} for p in ps], steps=2)
     assert_equal(runs, ROUNDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "k"), [((5, 7), 1), ((7, 5), 3), ((21, 13), 3), ((5, 7), 3)])
 def test_blocks_of_one_stack(shape, k):
     """Also their warm starts, where numbers of entries are no multiple of four."""

@@ -59,6 +59,12 @@ def axis(page, selector=PLOT):
     return page.evaluate("selector => document.querySelector(selector)._fullLayout.xaxis", selector)
 
 
+def narrow(page, width):
+    page.set_viewport_size({"width": width, "height": 812})
+    while page.evaluate(f"document.querySelector('{PLOT}')._fullLayout.width") > width:
+        page.wait_for_timeout(50)  # the figures follow when the size has settled
+
+
 def cells(page):
     rows = page.locator("section .explorer table.sizes").first.locator("tbody tr")
     return [row.locator("th, td").all_inner_texts() for row in rows.all()]
@@ -119,6 +125,8 @@ def test_methods_and_lines_can_be_hidden(opened):
     page.locator(".methods").first.get_by_label("SGD").press("Space")
     assert not [name for name in traces(page) if name.startswith("SGD")]
     assert len(traces(page)["marker"]["x"]) == 2
+    sizes = page.locator("section .explorer table.sizes").first
+    assert "SGD" not in [name.strip() for name in sizes.locator("tbody tr:visible th").all_inner_texts()]
     page.locator(".methods").first.get_by_label("SGD").press("Space")
     page.get_by_label("Lines").first.select_option("refit")
     assert {name.split()[-1] for name in traces(page)} == {"refit", "band", "marker"}
@@ -194,11 +202,30 @@ def test_figures_are_saved(opened):
 
 @pytest.mark.parametrize("width", [320, 375, 768])
 def test_a_phone_need_not_scroll_sideways(opened, width):
-    opened.set_viewport_size({"width": width, "height": 812})
-    while opened.evaluate(f"document.querySelector('{PLOT}')._fullLayout.width") > width:
-        opened.wait_for_timeout(50)  # the figures follow when the size has settled
+    narrow(opened, width)
     opened.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert opened.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("what", ["parameters", "macs", "bytes"])
+def test_labels_of_axes_do_not_touch(opened, what):
+    narrow(opened, 320)
+    opened.get_by_label("Against").first.select_option(what)
+    boxes = opened.evaluate(
+        """selector => [...document.querySelector(selector).querySelectorAll(".xtick text")].map(
+            label => (({left, right}) => [left, right])(label.getBoundingClientRect())).sort((a, b) => a[0] - b[0])""",
+        PLOT,
+    )
+    assert len(boxes) >= 2
+    assert all(left[1] < right[0] for left, right in pairwise(boxes))
+
+
+def test_epochs_are_whole(browser, tmp_path):
+    write_run(tmp_path / "sgd", None, curve(**SGD), epochs=3)
+    page = browser.new_page()
+    page.goto(write_page(tmp_path / "page.html", *read_runs([tmp_path])).as_uri())
+    assert page.locator("#task-1-training .plot .xtick text").all_text_contents() == ["1", "2", "3"]
+    page.close()
 
 
 def test_all_is_reached_by_tab(opened):

@@ -10,7 +10,7 @@ import pytest
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_sweep
 from sparsefw.report import ReportError, Table, ratio_table, read_runs, runs_table
 from sparsefw.report.families import families
-from sparsefw.report.series import compared, headline, kinds_of, refit_sentence
+from sparsefw.report.series import NBSP, compared, headline, kinds_of, refit_sentence
 
 
 def test_ratios_as_text_and_markdown(tmp_path):
@@ -91,6 +91,10 @@ def test_a_family_is_listed_best_first(tmp_path):
     assert lines[1].split() == ["k1w0.1", "1", "0.1", "96.00", "93.00", *["93.00"] * 5]
     assert lines[-1].split()[:5] == ["nan", "1", "9", "95.00", "nan"]
     assert family.note == "Runs without a curve on validation images, not among these: 1."
+    assert family.best.replace(NBSP, " ") == (
+        "Best of 7 on validation images: method.k = 1, method.w = 0.1 (k1w0.1): "
+        "93.0 % in the mean of all ratios, plain; dense 96.0 %."
+    )
 
 
 def test_seeds_of_a_family_are_averaged_and_other_settings_are_at_their_best(tmp_path):

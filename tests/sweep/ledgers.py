@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import optuna
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 
 from sparsefw.sweep.holders import working
 from sparsefw.sweep.ledger import Ledger
@@ -16,10 +17,12 @@ from sparsefw.sweep.storage import open_storage
 SPACE = {"x": FloatDistribution(0.0, 1.0)}
 
 
-def ledger_in(folder: Path, grace: float = 60.0, budget: int | None = None) -> Ledger:
+def ledger_in(
+    folder: Path, grace: float = 60.0, budget: int | None = None, space: Mapping[str, BaseDistribution] = SPACE
+) -> Ledger:
     storage = open_storage(f"sqlite:///{folder / 'ledger.db'}")
     study = optuna.create_study(study_name="s", storage=storage, direction="maximize", load_if_exists=True)
-    return Ledger(study, storage, grace, SPACE if budget else None, budget)
+    return Ledger(study, storage, grace, space if budget else None, budget)
 
 
 def do_all(folder: Path, jobs: int, budget: int | None) -> None:

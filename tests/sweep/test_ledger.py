@@ -14,6 +14,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from sparsefw.sweep import ledger as module
 from sparsefw.sweep import storage
@@ -275,6 +276,17 @@ def test_a_sampled_job_keeps_its_numbers_when_it_is_taken_over(tmp_path, worker)
     assert 0 <= drawn["x"] <= 1
     ledger.bury()
     assert ledger.claim(worker).job.params == drawn
+
+
+@pytest.mark.parametrize(("budget", "different"), [(5, 5), (8, 6)])
+def test_the_sampler_draws_no_settings_twice_while_there_are_others(tmp_path, worker, budget, different):
+    space = {"a": CategoricalDistribution(["p", "q", "r"]), "b": IntDistribution(1, 2)}
+    ledger = ledger_in(tmp_path, budget=budget, space=space)
+    while len(ledger.jobs()) < budget or not all(job.settled for job in ledger.jobs().values()):
+        if (claim := ledger.claim(worker)) is not None:
+            claim.done(float(claim.job.params == {"a": "q", "b": 1}), {})
+    drawn = [tuple(sorted(job.params.items())) for job in ledger.jobs().values()]
+    assert (len(drawn), len(set(drawn))) == (budget, different)
 
 
 def test_a_lock_tells_the_living_from_the_dead(tmp_path):

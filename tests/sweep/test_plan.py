@@ -199,10 +199,12 @@ def test_grids_remain_plain_data():
         ([], "which grid?"),
         (["nothing"], "there is no such grid"),
         (["filters-digits", "--rows", "SparseFv"], "did you mean 'SparseFW'"),
-        (["filters-digits", "--join", "x.db"], "leave GRID and --storage out"),
+        (["filters-digits", "--join", "x.db"], "leave GRID out"),
+        (["--join", "x.db", "--seeds", "2", "--prune", "--set", "train.epochs=1"], "leave --set, --seeds, --prune out"),
+        (["--join", "x.db", "--show"], "--show tells what a GRID would train"),
         (["--join", "no.db"], "there is no such file"),
         (["filters-digits", "--workers", "0"], "--workers 0: at least one"),
-        (["filters-digits", "--seeds", "0"], "seeds=0"),
+        (["filters-digits", "--seeds", "0"], "--seeds 0: at least one"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, monkeypatch, words, line):

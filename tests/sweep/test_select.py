@@ -58,7 +58,7 @@ def test_failures_are_listed_and_the_rest_is_chosen_from(tmp_path):
     assert found["finished"]
     assert found["rows"]["SGD"]["chosen"] == "0000"
     assert found["rows"]["SGD"]["failed"] == {"0001": "it diverged"}
-    assert found["rows"]["SGD"]["test"]["plain"] == [{"mean": 60.0, "std": 0.0}, {"mean": 50.0, "std": 0.0}]
+    assert found["rows"]["SGD"]["test"]["plain"] == [{"mean": 60.0, "std": None}, {"mean": 50.0, "std": None}]
     assert found["rows"]["SparseFW"]["chosen"] is None
     assert found["rows"]["SparseFW"]["failed"] == {"0000": "no", "0001": "no, too"}
 
@@ -85,7 +85,7 @@ def test_a_view_that_lacks_the_best_does_not_remove_it(tmp_path):
 def test_a_collapse_is_not_averaged_away():
     assert math.isnan(spread([90.0, math.nan])["mean"])
     assert math.isnan(spread([90.0, None])["mean"])
-    assert spread([90.0]) == {"mean": 90.0, "std": 0.0}
+    assert spread([90.0]) == {"mean": 90.0, "std": None}
 
 
 def test_where_nothing_can_be_computed_nothing_is_right():

@@ -9,6 +9,8 @@ import typer
 
 from sparsefw.cli.output import DataOption, JsonOption, QuietOption, SetOption, result, verb
 
+WorkersOption = Annotated[int | None, typer.Option(help="Default: one per GPU, or one per core.")]
+
 
 @verb
 def sweep(
@@ -18,18 +20,22 @@ def sweep(
     join: Annotated[
         str | None, typer.Option(metavar="STORAGE", help="Help with a sweep that was begun elsewhere.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Of the chosen configuration of every row.")] = 3,
-    workers: Annotated[int | None, typer.Option(help="Default: one per GPU, or one per core.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Of the chosen configuration of every row; default: 3.")] = None,
+    workers: WorkersOption = None,
     rows: Annotated[str | None, typer.Option(help="Only these rows, such as SparseFW,SSL.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="postgresql://USER@HOST/DATABASE for many machines; default: a file in --out.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the sweep in its storage; default: the grid's.")] = None,
-    sampler: Annotated[str, typer.Option(help="grid (all), random or tpe (--trials of them).")] = "grid",
+    sampler: Annotated[
+        str | None, typer.Option(help="grid (all; the default), random or tpe (--trials of them).")
+    ] = None,
     trials: Annotated[int | None, typer.Option(help="Configurations per row, for random and tpe.")] = None,
     prune: Annotated[bool, typer.Option("--prune", help="Stop hopeless trainings early.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try configurations that failed before once more.")] = False,
-    grace: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for dead.")] = 60.0,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds until a silent worker is taken for dead; default: 60.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; default: runs/sweep-NAME.")] = None,
     data: DataOption = None,
     set_: SetOption = None,
@@ -49,8 +55,7 @@ def sweep(
     """
     from sparsefw.cli.sweeps import Asked, sweep_of, swept
 
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers {workers}: at least one")
+    _check_counts(seeds=seeds, workers=workers)
     asked = Asked(grid, join, storage, name, out, rows, set_ or [], seeds, sampler, trials, prune, grace)
     if show:
         from sparsefw.cli.sweeps import shown
@@ -65,7 +70,7 @@ def reproduce(
     table: Annotated[str, typer.Argument(help="A table or figure of the paper, of `sparsefw list experiments`.")],
     quick: Annotated[bool, typer.Option("--quick", help="On digits, in minutes on two CPU cores.")] = False,
     seeds: Annotated[int | None, typer.Option(help="Default: what the table or figure usually has.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Default: one per GPU, or one per core.")] = None,
+    workers: WorkersOption = None,
     storage: Annotated[str | None, typer.Option(help="As for sweep, where many machines help.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; default: runs/reproduce.")] = None,
     data: DataOption = None,
@@ -83,6 +88,13 @@ def reproduce(
     from sparsefw.cli.reproduces import plan, setting_of
     from sparsefw.cli.reproduces import reproduce as reproduced
 
+    _check_counts(seeds=seeds, workers=workers)
     setting = setting_of(quick, seeds, data, workers, set_ or [], storage, out, quiet)
     found = plan(table, setting) if show else reproduced(table, setting)
     result(found.record, json, found.text)
+
+
+def _check_counts(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value}: at least one")

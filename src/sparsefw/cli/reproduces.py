@@ -21,10 +21,6 @@ def setting_of(
     out: Path | None,
     quiet: bool,
 ) -> Setting:
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"--seeds {seeds}: at least one")
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers {workers}: at least one")
     return Setting(
         folder=Path("runs", "reproduce") if out is None else out,
         quick=quick,

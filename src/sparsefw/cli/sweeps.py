@@ -31,14 +31,15 @@ class Asked:
     out: Path | None = None
     rows: str | None = None
     changes: list[str] | tuple[str, ...] = ()
-    seeds: int = 3
-    sampler: str = "grid"
+    seeds: int | None = None
+    sampler: str | None = None
     trials: int | None = None
     prune: bool = False
-    grace: float = 60.0
+    grace: float | None = None
 
     @property
     def plan(self) -> SweepPlan:
+        """What was not asked for is as a SweepPlan has it."""
         if self.grid is None:
             raise ConfigError("which grid? see `sparsefw list grids`; or --join the STORAGE of a sweep that was begun")
         grid = with_rows(load_grid(self.grid), self.rows)
@@ -46,7 +47,17 @@ class Asked:
             name=self.name or grid.name, changes=tuple(self.changes), seeds=self.seeds, sampler=self.sampler,
             trials=self.trials, prune=self.prune, grace=self.grace,
         )  # fmt: skip
-        return parse(SweepPlan, {**asked, "grid": grid}, "sweep")
+        given = {key: value for key, value in asked.items() if value is not None}
+        return parse(SweepPlan, {**given, "grid": grid}, "sweep")
+
+    def check_join(self) -> None:
+        """Whoever joins takes the plan from the storage: what would change it is refused."""
+        planned = {
+            "GRID": self.grid, "--storage": self.storage, "--rows": self.rows, "--set": self.changes or None,
+            "--seeds": self.seeds, "--sampler": self.sampler, "--trials": self.trials, "--prune": self.prune or None,
+        }  # fmt: skip
+        if given := [name for name, value in planned.items() if value is not None]:
+            raise ConfigError(f"--join takes the plan from the sweep that was begun: leave {', '.join(given)} out")
 
 
 def with_rows(grid: Grid, rows: str | None) -> Grid:
@@ -63,10 +74,9 @@ def with_rows(grid: Grid, rows: str | None) -> Grid:
 def sweep_of(asked: Asked) -> tuple[Sweep, str]:
     """The sweep, begun or joined, and the address of its storage."""
     if asked.join is not None:
-        if asked.grid is not None or asked.storage is not None:
-            raise ConfigError("--join takes the grid from the sweep that was begun: leave GRID and --storage out")
+        asked.check_join()
         url = storage_url(asked.join, Path())
-        return Sweep.join(url, asked.name, asked.out), url
+        return Sweep.join(url, asked.name, asked.out, asked.grace), url
     plan = asked.plan
     folder = Path("runs") / f"sweep-{plan.name}" if asked.out is None else asked.out
     url = storage_url(asked.storage, folder)
@@ -74,6 +84,8 @@ def sweep_of(asked: Asked) -> tuple[Sweep, str]:
 
 
 def shown(asked: Asked, as_json: bool) -> tuple[Any, bool, str]:
+    if asked.join is not None:
+        raise ConfigError("--show tells what a GRID would train; a sweep that is joined was shown where it was begun")
     plan = asked.plan
     lines, record = [], {}
     for row in plan.rows:
@@ -109,6 +121,9 @@ def text_of(found: Mapping[str, Any], folder: Path) -> str:
         "the same networks with what is removed really removed (in residual networks that is more), and refitted in closed form:",
         results_table(found, "removed_refit").text(),
     ]
+    for name, row in found["rows"].items():
+        if row.get("test") and len(row["test"]["seeds"]) < found["seeds"]:
+            lines.append(f"{name}: over {len(row['test']['seeds'])} of {found['seeds']} seeds only")
     if any(row.get("edges") for row in found["rows"].values()):
         lines.append("*: the smallest or largest value that was tried; a wider grid might do better")
     for name, row in found["rows"].items():

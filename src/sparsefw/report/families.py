@@ -13,7 +13,7 @@ from typing import Any
 from sparsefw.report.charts import HeatMap
 from sparsefw.report.names import LEARNING, differing, family_name, flat, shown
 from sparsefw.report.records import Run, RunCurve
-from sparsefw.report.series import FORMS, KINDS, SHOWN, kinds_of
+from sparsefw.report.series import FORMS, KINDS, SHOWN, kinds_of, percent
 from sparsefw.report.tables import Table, shown_ratio
 
 PAIRS = 3  # of settings that are drawn at most, those with the most values first
@@ -51,6 +51,16 @@ class Family:
     @property
     def about(self) -> str:
         return f"{self.name}, {KINDS.get(self.kind, self.kind)} {FORMS.get(self.form, self.form)}"
+
+    @property
+    def best(self) -> str:
+        """In words: the configuration that a sweep would choose."""
+        first = self.tried[0]
+        settings = ", ".join(f"{key} = {shown(value)}" for key, value in first.settings.items())
+        told = f"Best of {len(self.tried)} on {self.split} images: {settings} ({first.run.folder.name})"
+        figures = f"{percent(first.mean)} in the mean of all ratios, plain; dense {percent(first.dense)}"
+        warning = " Chosen on the images it is tested on, its figure flatters." if self.split == "test" else ""
+        return f"{told}: {figures}.{warning}"
 
     def maps(self) -> list[tuple[HeatMap, HeatMap]]:
         """For every pair of numeric settings, the mean over all ratios, and the dense network of the same runs."""

@@ -51,10 +51,11 @@
         tickvals: shown.map((i) => at(axis.at[i])), ticktext: shown.map((i) => percent(axis.at[i])) };
     }
     const reversed = (range) => (axis.reverse ? range.reverse() : range);
-    if (log) return { ...common, type: "log", range: reversed([Math.log10(low / 1.12), Math.log10(high * 1.12)]), tickformat: "~s", nticks: 8, tickangle: 0 };
+    const few = Math.max(3, Math.min(8, Math.floor(width / 70)));
+    if (log) return { ...common, type: "log", range: reversed([Math.log10(low / 1.12), Math.log10(high * 1.12)]), tickformat: "~s", nticks: few, tickangle: 0 };
     const span = high - low || 1;
     return { ...common, range: reversed([low - 0.03 * span, high + 0.03 * span]), tickformat: axis.unit === "count" ? "~s" : "",
-      ticksuffix: axis.unit === "%" ? " %" : "", nticks: 8, tickangle: 0 };
+      ticksuffix: axis.unit === "%" ? " %" : "", nticks: few, tickangle: 0, ...(axis.key === "epoch" && span < few ? { tick0: 0, dtick: 1 } : {}) };
   }
 
   function yAxis(figure) {
@@ -179,7 +180,7 @@
         box.checked = !state.hidden.has(method);
         box.addEventListener("change", () => {
           if (box.checked) state.hidden.delete(method); else state.hidden.add(method);
-          draw();
+          own.toggled();
         });
         chips.append(make("label", {}, box, swatch(look, pointed(figures[state.chosen], look)), ` ${look.label}`));
       }
@@ -189,13 +190,13 @@
         button.addEventListener("click", () => {
           state.hidden = new Set(on ? [] : methods.map(([method]) => method));
           legend();
-          draw();
+          own.toggled();
         });
         chips.append(button);
       }
     }
 
-    const own = { element, state, draw, figures, choose(index) { state.chosen = Math.min(index, figures.length - 1); legend(); draw(); } };
+    const own = { element, state, draw, figures, toggled: draw, choose(index) { state.chosen = Math.min(index, figures.length - 1); legend(); draw(); } };
     legend();
     views.push(own);
     return own;
@@ -250,6 +251,7 @@
       body.replaceChildren(...found.rows[index].map((cells, i) => {
         const dot = make("span", { class: "dot", style: `background: var(--line-${figure.methods[found.methods[i]].colour})` });
         const line = make("tr", {}, make("th", { scope: "row" }, dot, cells[0]));
+        line.hidden = own.state.hidden.has(found.methods[i]);
         for (const cell of cells.slice(1, -1)) line.append(make("td", {}, cell));
         const command = cells[cells.length - 1];
         line.append(make("td", { class: "command" }, ...(command ? [copyButton(command, cells[0]), make("code", {}, command)] : [])));
@@ -265,6 +267,7 @@
       own.draw();
     }
     slider.addEventListener("input", slide);
+    own.toggled = slide;
     axis.addEventListener("change", () => {
       own.state.axis = axis.value;
       own.state.log = undefined;

@@ -167,7 +167,7 @@ class _Page:
         """Heat maps of two settings each, and all configurations in a folded table."""
         parts = []
         for family in task.families:
-            parts.append(f"<h3>{escape(family.about)}</h3>\n")
+            parts.append(f"<h3>{escape(family.about)}</h3>\n{paragraphs([family.best])}")
             for both in family.maps():
                 maps = "".join(
                     plot([self.figure(map_data(one))], f"{one.title}: {one.subtitle}", one.title, titled=True)

@@ -14,8 +14,10 @@ job from being lost or counted twice, whenever a worker is killed:
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+import random
 import signal
 import socket
 import threading
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -37,6 +39,7 @@ from sparsefw.sweep.storage import AWAY, patient
 JOB, AFTER, BEAT, HOLDER, BEGUN = "job", "after", "beat", "holder", "begun"
 ERROR, LOST, RESULT = "error", "lost", "result"
 DROPPED = "another attempt holds"
+LISTED = 10_000  # combinations of settings up to which those that nobody drew are looked for
 SAME_PLACE = 5  # times that a job may lose its worker without having come any further, before it is given up
 
 
@@ -150,6 +153,10 @@ class Ledger:
             if name is None or name not in self.jobs() or self._one_too_many(name, trial):
                 self._end(trial.number, {ERROR: DROPPED}, TrialState.FAIL)
                 return None
+            if (other := self._instead_of_double(trial)) is not None:
+                self._end(trial.number, {ERROR: DROPPED}, TrialState.FAIL)
+                self.study.enqueue_trial(other)
+                return None
             job = self.jobs()[name]
             for key, kind in self._space.items() if self._budget is None else ():
                 trial._suggest(key, kind)  # what was posted, for Optuna's own tools to show
@@ -163,6 +170,18 @@ class Ledger:
         trials = self.study.get_trials(deepcopy=False)
         others = [one for one in trials if self._name(one) == name and one.user_attrs.get(ERROR) != DROPPED]
         return any(after < one.number < trial.number for one in others)
+
+    def _instead_of_double(self, trial: optuna.Trial) -> dict[str, Any] | None:
+        """Where the sampler drew what an earlier job has, settings that none has, if there are such."""
+        if self._budget is None or JOB in trial.user_attrs:
+            return None
+        drawn = [dict(job.params) for job in self.jobs().values() if job.name != self._name(trial)]
+        values = [values_of(kind) for kind in self._space.values()]
+        if trial.params not in drawn or math.prod(map(len, values)) > LISTED:
+            return None
+        every = (dict(zip(self._space, one, strict=True)) for one in itertools.product(*values))
+        free = [one for one in every if one not in drawn]
+        return random.choice(free) if free else None
 
     @patient
     def retry(self) -> list[str]:
@@ -244,6 +263,13 @@ class Claim:
         """Nothing is wrong, but this worker ends: whoever comes next goes on."""
         if self.ledger._end(self.trial.number, {LOST: False, ERROR: "interrupted"}, TrialState.FAIL):
             self.ledger.post({self.job.name: self.job.params})
+
+
+def values_of(kind: BaseDistribution) -> Sequence[Any]:
+    """All there are; none where they cannot be counted."""
+    if isinstance(kind, CategoricalDistribution):
+        return kind.choices
+    return range(kind.low, kind.high + 1) if isinstance(kind, IntDistribution) else ()
 
 
 def _job(name: str, attempts: Sequence[FrozenTrial]) -> Job:

@@ -81,17 +81,20 @@ def summary(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float]:
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Of one seed there is no deviation."""
     numbers = [math.nan if value is None else value for value in values]
     if any(map(math.isnan, numbers)):
         return {"mean": math.nan, "std": math.nan}
-    return {"mean": statistics.fmean(numbers), "std": statistics.stdev(numbers) if len(numbers) > 1 else 0.0}
+    return {"mean": statistics.fmean(numbers), "std": statistics.stdev(numbers) if len(numbers) > 1 else None}
 
 
 def in_figures(one: Mapping[str, float | None]) -> str:
-    """ "90.62 ±0.13"; "nan" where one of the seeds collapsed."""
-    mean = one["mean"]
-    return "nan" if mean is None or math.isnan(mean) else f"{mean:.2f} ±{one['std']:.2f}"
+    """ "90.62 ±0.13"; "90.62" of one seed; "nan" where one of the seeds collapsed."""
+    mean, std = one["mean"], one["std"]
+    if mean is None or math.isnan(mean):
+        return "nan"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ±{std:.2f}"
 
 
 def _is_number(value: Any) -> bool:
