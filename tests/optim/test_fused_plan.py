@@ -155,7 +155,7 @@ def test_every_kernel_compiles_for_gpus_that_are_not_here(capability):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [ROWS, ENTRIES, DIRECTIONS])
-def test_two_hundred_steps_end_at_the_same_accuracy(make):
+def test_a_hundred_steps_end_at_the_same_accuracy(make):
     """A choice among nearly equal gradients may fall otherwise, and with it the weights; what is learnt must not."""
     (images, labels), (test_images, test_labels) = (
         (x.flatten(1).to(DEVICE), y.to(DEVICE)) for x, y in (load_digits("train"), load_digits("test"))
@@ -166,12 +166,12 @@ def test_two_hundred_steps_end_at_the_same_accuracy(make):
         net = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)).to(DEVICE)
         (hidden, *rest) = net.parameters()
         groups = [{"params": [hidden], "region": make(4, 20.0)}, {"params": rest, "region": None}]
-        optimizer = SFW(groups, lr=0.02, fused=wanted)
-        for step in range(200):
+        optimizer = SFW(groups, lr=0.04, fused=wanted)
+        for step in range(100):
             batch = torch.randint(len(images), (64,), generator=torch.Generator().manual_seed(step)).to(DEVICE)
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
             optimizer.step()
         accuracies.append(float((net(test_images).argmax(1) == test_labels).float().mean()))
-    assert accuracies[1] > 0.85
+    assert accuracies[1] > 0.75
     assert abs(accuracies[0] - accuracies[1]) <= 0.02

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.sweep import run
 from sparsefw.sweep import sweep as module
 from sparsefw.sweep.grids import Grid, Range, load_grid
 from sparsefw.sweep.plan import SweepPlan, slug
@@ -213,3 +214,20 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, words, line):
     assert done.exit_code == 2
     (said,) = [text for text in done.stderr.splitlines() if text.startswith("error")]
     assert line in said
+
+
+def test_workers_share_the_cores_and_users_have_the_last_word(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(run.subprocess, "Popen", lambda words, env, **how: started.append(env))
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 8)
+    sweep = begun(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    run.Member(sweep, "sqlite://", None, 0, workers=3)
+    assert (started[0]["OMP_NUM_THREADS"], started[0]["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    run.Member(sweep, "sqlite://", None, 0, workers=16)
+    assert started[1]["OMP_NUM_THREADS"] == "5"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    run.Member(sweep, "sqlite://", None, 0, workers=16)
+    assert started[2]["OMP_NUM_THREADS"] == "1"

@@ -151,20 +151,30 @@ def test_many_machines_share_a_server(postgres, whole, tmp_path):
     joined.storage.engine.dispose()
 
 
-def test_sampled_and_pruned(tmp_path):
-    text = GRID.replace("k: [0.2, 0.3]", "k: 0.1..0.9, w: 0.01..1 log").replace("epochs: 2", "epochs: 4")
+def test_sampled(tmp_path):
+    text = GRID.replace("k: [0.2, 0.3]", "k: 0.1..0.9")
     found, _ = swept(
         command(
             write_grid(tmp_path, text), tmp_path / "sweep", "--workers", "2", "--seeds", "1", "--sampler", "tpe",
-            "--trials", "8", "--prune", "--rows", "SparseFW",
+            "--trials", "3", "--rows", "SparseFW",
         )
     )  # fmt: skip
-    row = found["rows"]["SparseFW"]
-    assert row["done"] + row["stopped as hopeless"] == 8
-    assert row["stopped as hopeless"] > 0
-    ks = [one["settings"]["method.k"] for one in row["tried"].values()]
-    assert len(set(ks)) == len(ks)
+    ks = [one["settings"]["method.k"] for one in found["rows"]["SparseFW"]["tried"].values()]
+    assert len(set(ks)) == 3
     assert all(0.1 <= k <= 0.9 for k in ks)
+
+
+def test_hopeless_trainings_are_stopped(tmp_path):
+    """At a learning rate of nothing, after those that the pruner wants to have seen first."""
+    rates = [0.1, 0.11, 0.12, 0.13, 0.14, 1e-9]
+    text = GRID.replace("weight_decay: [1e-4, 5e-3]", f"lr: {rates}").replace("epochs: 2", "epochs: 4")
+    words = command(write_grid(tmp_path, text), tmp_path / "sweep", "--workers", "1", "--seeds", "1", "--prune")
+    found, _ = swept([*words, "--rows", "SGD", "--set", "model.arguments.width=8"])
+    row = found["rows"]["SGD"]
+    assert (row["done"], row["stopped as hopeless"]) == (5, 1)
+    assert "0005" not in row["tried"]
+    rows = (tmp_path / "sweep" / "SGD" / "0005" / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) < 4
     assert not list((tmp_path / "sweep").glob("*/*/checkpoints"))
     assert len(list((tmp_path / "sweep").glob("*/*/model.safetensors"))) == 1
 

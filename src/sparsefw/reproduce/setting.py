@@ -23,7 +23,7 @@ from sparsefw.report.charts import Chart, HeatMap
 from sparsefw.report.export import save_table
 from sparsefw.report.panels import maps_figure
 from sparsefw.report.tables import Table
-from sparsefw.sweep.run import stop_asked
+from sparsefw.sweep.run import stop_asked, threads
 from sparsefw.words import Interrupted
 
 POLL = 0.1  # seconds
@@ -119,16 +119,14 @@ def run_commands(commands: Sequence[Command], setting: Setting) -> list[str]:
     """So many at once as there are workers. One that fails does not stop the rest; returns a line for each that did."""
     waiting = [command for command in commands if not command.makes.exists()]
     total, running, failed = len(waiting), list[tuple[Command, Process]](), list[str]()
-    threads = str(max(1, (os.cpu_count() or 1) // setting.workers))
     with stop_asked() as asked:
         try:
             while waiting or running:
                 while waiting and len(running) < setting.workers:
                     command = waiting.pop(0)
                     words = [sys.executable, "-m", "sparsefw", *command.words]
-                    around = {**os.environ, "OMP_NUM_THREADS": threads}
                     setting.say(f"begun: {command}")
-                    running.append((command, Process(words, around)))
+                    running.append((command, Process(words, {**threads(setting.workers), **os.environ})))
                 for command, process in [one for one in running if one[1].poll() is not None]:
                     running.remove((command, process))
                     said = process.last_line()

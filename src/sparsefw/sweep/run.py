@@ -37,6 +37,15 @@ def usual_workers() -> int:
     return torch.cuda.device_count() or os.cpu_count() or 1
 
 
+def threads(workers: int) -> dict[str, str]:
+    """For the environments of so many processes, where it does not say so already: each has its share of the cores.
+
+    Passive: threads that wait for each other sleep. By default they spin, which on a machine that others use, too, takes the core
+    from the one that is waited for: a training of seconds then takes minutes.
+    """
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
 def run_sweep(
     sweep: Sweep, url: str, workers: int, data: Path | None = None, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
@@ -75,17 +84,16 @@ class Member:
             "name": sweep.plan.name,
             "folder": str(sweep.folder.resolve()),
             "data": None if data is None else str(data.resolve()),
-            "threads": max(1, (os.cpu_count() or 1) // workers),
             "parent": os.getpid(),
             "grace": sweep.plan.grace,
         }
         self._gpu = number % torch.cuda.device_count() if torch.cuda.device_count() else None
-        self._sweep, self._quick = sweep, 0
+        self._sweep, self._threads, self._quick = sweep, threads(workers), 0
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._since = time.monotonic()
-        around = {**os.environ, VARIABLE: json.dumps(self._asked), "OMP_NUM_THREADS": str(self._asked["threads"])}
+        around = {**self._threads, **os.environ, VARIABLE: json.dumps(self._asked)}
         if self._gpu is not None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             around["CUDA_VISIBLE_DEVICES"] = visible.split(",")[self._gpu] if visible else str(self._gpu)

@@ -256,7 +256,6 @@ def check_data(sweep: Sweep, data: Path | None) -> None:
 def main() -> None:
     """What `sparsefw sweep` starts."""
     asked = json.loads(os.environ[VARIABLE])
-    torch.set_num_threads(asked["threads"])
     data = None if asked["data"] is None else Path(asked["data"])
     try:
         sweep = Sweep.join(asked["url"], asked["name"], Path(asked["folder"]), asked["grace"])
