@@ -139,7 +139,7 @@ def test_a_network_without_what_it_looks_at_is_refused_in_one_line(name):
 def test_learns_digits(form, tmp_path):
     """As the recipe has it but shorter, by the settings of the form."""
     words = [*SHORT, *changes(form), "train.epochs=10", "train.evaluate_every=30"]
-    assert fit(load_recipe("digits-resnet-sgd", words), tmp_path / "run", quiet=True)["test"]["accuracy"] > 90
+    assert fit(load_recipe("digits-resnet-sgd", words), tmp_path / "run", quiet=True)["test"]["accuracy"] > 85
 
 
 class StoppedError(Exception):

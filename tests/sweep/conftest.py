@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from glob import glob
 from pathlib import Path
 
@@ -29,9 +30,20 @@ def _installed() -> None:
             subprocess.run(["apt-get", "-q", *words], env=around, capture_output=True, timeout=POSSIBLE, check=False)
 
 
+@pytest.fixture
+def postgres(server):
+    """The URL of an empty database."""
+    import psycopg
+
+    name = f"sweeps_{uuid.uuid4().hex}"
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{server}/{name}"
+
+
 @pytest.fixture(scope="session")
-def postgres():
-    """The URL of an empty database on a server that runs as long as the tests."""
+def server():
+    """The address of a PostgreSQL server that runs as long as the tests."""
     pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
     if _program("initdb") is None:
         _installed()
@@ -54,7 +66,7 @@ def postgres():
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **user)
     try:
         _wait(port, server)
-        yield f"postgresql://tester@127.0.0.1:{port}/postgres"
+        yield f"postgresql://tester@127.0.0.1:{port}"
     finally:
         server.send_signal(signal.SIGINT)  # at once: a SIGTERM would wait for all connections to end, ours among them
         server.wait()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparsefw.sweep.grids import load_grid
@@ -95,12 +96,12 @@ def workers_of(process: subprocess.Popen) -> list[int]:
     return sorted(found)
 
 
-def kill_some(process: subprocess.Popen, times: int, pause, chance) -> int:
-    """Kill workers of a sweep with -9, until it is over; returns how often."""
+def kill_some(processes: Sequence[subprocess.Popen], times: int, pause, chance) -> int:
+    """Kill workers of a sweep with -9, whoever has started them, until it is over; returns how often."""
     killed = 0
-    while process.poll() is None and killed < times:
+    while any(process.poll() is None for process in processes) and killed < times:
         time.sleep(pause())
-        if (alive := workers_of(process)) and process.poll() is None:
+        if alive := [pid for process in processes if process.poll() is None for pid in workers_of(process)]:
             try:
                 os.kill(chance.choice(alive), signal.SIGKILL)
             except ProcessLookupError:

@@ -82,16 +82,32 @@ def test_the_same_command_again_has_nothing_to_do(whole):
 
 def test_three_workers_ten_kills(whole, tmp_path):
     """Whichever worker is killed with -9 and whenever: the same figures, every configuration once."""
-    chance = random.Random(1)
+    url = f"sqlite:///{tmp_path / 'sweep' / 'ledger.db'}"
     process = start(
         command(write_grid(tmp_path), tmp_path / "sweep", "--workers", "3", "--seeds", "2", "--set", "train.epochs=2")
     )
-    killed = kill_some(process, 10, lambda: chance.uniform(1.0, 5.0), chance)
-    out, said = ended(process, patience=PATIENCE)
+    assert_kills_change_nothing([process], url, whole)
+
+
+def test_two_machines_ten_kills(postgres, whole, tmp_path):
+    """The same on a server, where the third worker has joined from elsewhere."""
+    words = command(write_grid(tmp_path), tmp_path / "first", "--storage", postgres, "--workers", "2", "--seeds", "2")
+    first = start(words)
+    while not list((tmp_path / "first").glob("*/*/config.yaml")):
+        time.sleep(0.05)
+    second = start(command(None, tmp_path / "second", "--join", postgres, "--workers", "1"))
+    assert_kills_change_nothing([first, second], postgres, whole)
+
+
+def assert_kills_change_nothing(processes, url, whole):
+    chance = random.Random(1)
+    killed = kill_some(processes, 10, lambda: chance.uniform(0.5, 2.5), chance)
+    outs, said = zip(*(ended(process, patience=PATIENCE) for process in processes), strict=True)
     assert killed == 10, said
-    assert "a worker died (SIGKILL): starting another" in said
-    assert_every_configuration_once(f"sqlite:///{tmp_path / 'sweep' / 'ledger.db'}")
-    assert untimed(json.loads(out)) == untimed(whole[1])
+    assert any("a worker died (SIGKILL): starting another" in text for text in said)
+    for out in outs:
+        assert untimed(json.loads(out)) == untimed(whole[1])
+    assert_every_configuration_once(url)
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGKILL])

@@ -114,9 +114,10 @@ def swept(begun: tuple[Sweep, str], workers: int | None, data: Path | None, retr
 
 
 def text_of(found: Mapping[str, Any], folder: Path) -> str:
+    over = "of one seed" if found["seeds"] == 1 else f"mean ± standard deviation over {found['seeds']} seeds"
     lines = [
-        f"{found['sweep']}: {found['kind']} masked, nothing retrained; test figures in %, mean ± standard deviation over "
-        f"{found['seeds']} seeds,\nof the ONE configuration per row that has the best mean validation figure over all ratios",
+        f"{found['sweep']}: {found['kind']} masked, nothing retrained; test figures in %, {over},\n"
+        "of the ONE configuration per row that has the best mean validation figure over all ratios",
         results_table(found).text(),
         "the same networks with what is removed really removed (in residual networks that is more), and refitted in closed form:",
         results_table(found, "removed_refit").text(),
