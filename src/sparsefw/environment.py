@@ -24,6 +24,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def cores() -> int:
+    """Those that this process may use: fewer than there are, under taskset, Slurm and in containers."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def device_name(device: torch.device | str) -> str:
     """The GPU's name; for the CPU its model and the threads torch uses."""
     if torch.device(device).type == "cuda":

@@ -89,11 +89,11 @@ def test_a_family_is_listed_best_first(tmp_path):
     lines = family.table().text().splitlines()
     assert lines[0].split() == ["run", "method.k", "method.w", "dense", "mean", "50%", "60%", "70%", "80%", "90%"]
     assert lines[1].split() == ["k1w0.1", "1", "0.1", "96.00", "93.00", *["93.00"] * 5]
-    assert lines[-1].split()[:5] == ["nan", "1", "9", "95.00", "nan"]
+    assert lines[-1].split()[:6] == ["nan", "1", "9", "95.00", "0.00", "nan"]
     assert family.note == "Runs without a curve on validation images, not among these: 1."
     assert family.best.replace(NBSP, " ") == (
         "Best of 7 on validation images: method.k = 1, method.w = 0.1 (k1w0.1): "
-        "93.0 % in the mean of all ratios, plain; dense 96.0 %."
+        "93.0 % in the mean over 50% to 90%, plain; dense 96.0 %."
     )
 
 
@@ -115,6 +115,22 @@ def test_seeds_of_a_family_are_averaged_and_other_settings_are_at_their_best(tmp
     assert [[str(value) for value in row] for row in mean.values] == [["85.0", "50.0"], ["60.0", "nan"]]
     assert mean.subtitle.endswith("In every cell, the best over train.lr.")
     assert len(family.maps()) == 3
+
+
+def test_rows_of_a_sweep_are_families_of_their_own(tmp_path):
+    """As SAM and SAM at equal compute; and what differs only in the seventh digit is another configuration."""
+    for row, number, strength, value in (
+        ("a", 0, 0.12345671, 90.0),
+        ("a", 1, 0.12345674, 10.0),
+        ("b", 0, 0.5, 95.0),
+        ("b", 1, 0.6, 94.0),
+    ):
+        content = curve(97.0, [value] * 5, [None] * 5, split="validation", form="masked")
+        write_run(tmp_path / row / f"000{number}", sparse(k=1, w=strength), content, name=f"tiny-{row}-000{number}")
+    first, second = families(read_runs([tmp_path])[0])
+    assert [one.mean for one in first.tried] == [90.0, 10.0]
+    assert (first.name, second.name) == ("SparseFW filters (tiny-a)", "SparseFW filters (tiny-b)")
+    assert "method.w = 0.5 (0000): 95.0" in second.best
 
 
 def test_seeds_gaps_and_nan(tmp_path):

@@ -129,3 +129,10 @@ def test_tables_within_tables(tmp_path):
     assert [p.config.train.schedule.warmup for p in points] == [0, 1]
     assert {p.config.train.schedule.kind for p in points} == {"cosine"}
     assert [p.chosen for p in points] == [{"train.schedule.warmup": 0}, {"train.schedule.warmup": 1}]
+
+
+def test_a_value_that_stands_twice_in_a_list_is_refused(tmp_path):
+    text = "recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods:\n  SSL: {method: {name: ssl, strength: [5e-3, 5e-3]}}\n"
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"grid twice, SSL: method.strength: 0.005 is in its list twice"):
+        load_grid(str(tmp_path / "twice.yaml")).check()

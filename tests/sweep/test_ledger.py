@@ -289,6 +289,15 @@ def test_the_sampler_draws_no_settings_twice_while_there_are_others(tmp_path, wo
     assert (len(drawn), len(set(drawn))) == (budget, different)
 
 
+def test_where_there_are_many_settings_none_is_drawn_twice(tmp_path, worker, monkeypatch):
+    ledger = ledger_in(tmp_path, budget=12, space={"a": IntDistribution(1, 10**9, log=True)})
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *given: 1)
+    while len(ledger.jobs()) < 12 or not all(job.settled for job in ledger.jobs().values()):
+        if (claim := ledger.claim(worker)) is not None:
+            claim.done(0.0, {})
+    assert len({job.params["a"] for job in ledger.jobs().values()}) == 12
+
+
 def test_a_lock_tells_the_living_from_the_dead(tmp_path):
     with working(tmp_path) as worker:
         assert not is_dead(worker.record)

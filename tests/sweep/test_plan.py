@@ -102,7 +102,10 @@ def test_another_grid_or_setting_is_another_sweep(tmp_path):
         begun(tmp_path, changes=("train.epochs=3",))
     with pytest.raises(ConfigError, match=r"grid\.at"):
         begun(tmp_path, GRID.replace("at: [0.5, 0.8]", "at: [0.5, 0.7]"))
-    begun(tmp_path, grace=7.0)  # that is the workers' own affair
+    with pytest.raises(
+        ConfigError, match=r"grace=7.0: the sweep tiny has 60.0"
+    ):  # who counts slower would be taken for dead
+        begun(tmp_path, grace=7.0)
 
 
 def test_a_kill_while_the_folder_is_marked_leaves_nothing_behind_that_matters(tmp_path):
@@ -202,6 +205,9 @@ def test_grids_remain_plain_data():
         (["filters-digits", "--rows", "SparseFv"], "did you mean 'SparseFW'"),
         (["filters-digits", "--join", "x.db"], "leave GRID out"),
         (["--join", "x.db", "--seeds", "2", "--prune", "--set", "train.epochs=1"], "leave --set, --seeds, --prune out"),
+        (["--join", "x.db", "--grace", "5"], "leave --grace out"),
+        (["filters-digits", "--grace", "nan"], "grace"),
+        (["filters-digits", "--grace", "inf"], "grace"),
         (["--join", "x.db", "--show"], "--show tells what a GRID would train"),
         (["--join", "no.db"], "there is no such file"),
         (["filters-digits", "--workers", "0"], "--workers 0: at least one"),
@@ -219,7 +225,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, words, line):
 def test_workers_share_the_cores_and_users_have_the_last_word(monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(run.subprocess, "Popen", lambda words, env, **how: started.append(env))
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(run, "cores", lambda: 8)
     sweep = begun(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)

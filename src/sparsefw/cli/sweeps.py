@@ -55,6 +55,7 @@ class Asked:
         planned = {
             "GRID": self.grid, "--storage": self.storage, "--rows": self.rows, "--set": self.changes or None,
             "--seeds": self.seeds, "--sampler": self.sampler, "--trials": self.trials, "--prune": self.prune or None,
+            "--grace": self.grace,
         }  # fmt: skip
         if given := [name for name, value in planned.items() if value is not None]:
             raise ConfigError(f"--join takes the plan from the sweep that was begun: leave {', '.join(given)} out")
@@ -76,7 +77,7 @@ def sweep_of(asked: Asked) -> tuple[Sweep, str]:
     if asked.join is not None:
         asked.check_join()
         url = storage_url(asked.join, Path())
-        return Sweep.join(url, asked.name, asked.out, asked.grace), url
+        return Sweep.join(url, asked.name, asked.out), url
     plan = asked.plan
     folder = Path("runs") / f"sweep-{plan.name}" if asked.out is None else asked.out
     url = storage_url(asked.storage, folder)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparsefw.report.charts import HeatMap
-from sparsefw.report.names import LEARNING, differing, family_name, flat, shown
+from sparsefw.report.names import LEARNING, differing, exact, family_name, flat, shown
 from sparsefw.report.records import Run, RunCurve
 from sparsefw.report.series import FORMS, KINDS, SHOWN, kinds_of, percent
 from sparsefw.report.tables import Table, shown_ratio
@@ -31,7 +31,8 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.plain)
+        """As a sweep chooses: where nothing could be computed, nothing is right."""
+        return statistics.fmean(0.0 if math.isnan(value) else value for value in self.plain)
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,17 @@ class Family:
         return f"{self.name}, {KINDS.get(self.kind, self.kind)} {FORMS.get(self.form, self.form)}"
 
     @property
+    def span(self) -> str:
+        """The ratios that all configurations have."""
+        return " to ".join(dict.fromkeys((shown_ratio(self.ratios[0]), shown_ratio(self.ratios[-1]))))
+
+    @property
     def best(self) -> str:
-        """In words: the configuration that a sweep would choose."""
+        """In words: the first of them."""
         first = self.tried[0]
         settings = ", ".join(f"{key} = {shown(value)}" for key, value in first.settings.items())
         told = f"Best of {len(self.tried)} on {self.split} images: {settings} ({first.run.folder.name})"
-        figures = f"{percent(first.mean)} in the mean of all ratios, plain; dense {percent(first.dense)}"
+        figures = f"{percent(first.mean)} in the mean over {self.span}, plain; dense {percent(first.dense)}"
         warning = " Chosen on the images it is tested on, its figure flatters." if self.split == "test" else ""
         return f"{told}: {figures}.{warning}"
 
@@ -77,8 +83,7 @@ class Family:
         fixed = f" In every cell, the best over {', '.join(others)}." if others else ""
         measure = f"{self.split} {SHOWN.get(self.metric, self.metric)}"
         what = f"{KINDS.get(self.kind, self.kind)} {FORMS.get(self.form, self.form)}"
-        span = " to ".join(dict.fromkeys((shown_ratio(self.ratios[0]), shown_ratio(self.ratios[-1]))))
-        titles = (f"Mean over {span} of the {what}, plain", "The dense networks of the same runs")
+        titles = (f"Mean over {self.span} of the {what}, plain", "The dense networks of the same runs")
 
         def grid(part: str) -> tuple[tuple[float, ...], ...]:
             return tuple(tuple(getattr(cells.get((a, b)), part, math.nan) for a in across) for b in up)
@@ -106,16 +111,25 @@ class Family:
 
 def families(runs: Sequence[Run]) -> list[Family]:
     """Those of runs of one task that are worth a look: with heat maps, or with curves on validation images."""
-    alike: dict[str, list[Run]] = defaultdict(list)
+    alike: dict[tuple[str, str | None], list[Run]] = defaultdict(list)
     for run in runs:
-        alike[family_name(run.config)].append(run)
+        alike[family_name(run.config), sweep_row(run)].append(run)
+    rows = Counter(name for name, _ in alike)
     found = []
-    for name, group in alike.items():
+    for (method, row), group in alike.items():
+        name = method if row is None or rows[method] == 1 else f"{method} ({row})"
         for kind, form in dict.fromkeys([*kinds_of(group, "validation"), *kinds_of(group)]):
             one = _family(name, group, kind, form)
             if one is not None and (one.split == "validation" or one.maps()):
                 found.append(one)
     return found
+
+
+def sweep_row(run: Run) -> str | None:
+    """The sweep and the row that a run is of, whose name and folder both tell the configuration's number."""
+    number = run.folder.name.partition("-seed-")[0]
+    stem = run.name.removesuffix(f"-{number}")
+    return stem if number.isdigit() and stem != run.name else None
 
 
 def _family(name: str, group: Sequence[Run], kind: str, form: str) -> Family | None:
@@ -132,11 +146,11 @@ def _family(name: str, group: Sequence[Run], kind: str, form: str) -> Family | N
     seeds: dict[tuple[str, ...], list[tuple[Run, RunCurve]]] = defaultdict(list)
     varied: dict[tuple[str, ...], dict[str, Any]] = {}
     for (run, curve), own in zip(having, settings, strict=True):
-        key = tuple(shown(own.get(k)) for k in keys)
+        key = tuple(exact(own.get(k)) for k in keys)
         seeds[key].append((run, curve))
         varied[key] = {k: own.get(k) for k in keys}
     tried = [_tried(pairs, varied[key], ratios) for key, pairs in seeds.items()]
-    tried.sort(key=lambda one: (math.isnan(one.mean), -one.mean))
+    tried.sort(key=lambda one: -one.mean)
     other = sum(run.curve(kind, form, split) is None and run.has_curves("test") for run in group)
     note = (
         "" if split == "test" or not other else f"Runs without a curve on validation images, not among these: {other}."
@@ -148,7 +162,9 @@ def _tried(pairs: Sequence[tuple[Run, RunCurve]], settings: Mapping[str, Any], r
     at = [{point.ratio: point.plain for point in curve.points} for _, curve in pairs]
     plain = tuple(statistics.fmean(values[ratio] for values in at) for ratio in ratios)
     first = min((run for run, _ in pairs), key=lambda run: run.seed)
-    return Tried(first, settings, len(pairs), statistics.fmean(curve.dense for _, curve in pairs), plain)
+    return Tried(
+        first, settings, len({run.seed for run, _ in pairs}), statistics.fmean(curve.dense for _, curve in pairs), plain
+    )
 
 
 def _numbers(values: Iterable[Any]) -> list[float]:

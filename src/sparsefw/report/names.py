@@ -68,7 +68,12 @@ def shown(value: Any) -> str:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The flat keys that do not have one value in all of these flat configurations, in their order."""
     keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if len({shown(config.get(key)) for config in configs}) > 1]
+    return [key for key in keys if len({exact(config.get(key)) for config in configs}) > 1]
+
+
+def exact(value: Any) -> str:
+    """Equal for equal values only: what is shown has six digits, and 1 is 1.0."""
+    return repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
 
 
 def _natural(text: str) -> list[tuple[float, str]]:

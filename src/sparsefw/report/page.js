@@ -15,6 +15,7 @@
   };
   // Plotly reads a little HTML in its texts; what comes from runs is text.
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity); // Math.min(...values) ends at 100,000 of them
   const percent = (value) => `${Number(value.toPrecision(4))} %`;
   const make = (tag, attributes = {}, ...children) => {
     const element = document.createElement(tag);
@@ -41,7 +42,7 @@
     const at = place(axis, log);
     const all = figure.lines.flatMap((line) => line.x[axis.key]).filter((x) => x !== null && (!log || axis.unit === "%" || x > 0));
     const places = all.map(at);
-    const low = Math.min(...places), high = Math.max(...places);
+    const low = least(places), high = -least(places.map((x) => -x));
     const common = { title: { text: safe(axis.label), standoff: 8 }, showgrid: false, zeroline: false, linecolor: colour("muted"),
       tickcolor: colour("muted"), tickfont: { color: colour("muted") }, ticks: "outside", ticklen: 4, automargin: true };
     if (axis.at.length) {
@@ -62,7 +63,7 @@
     const common = { gridcolor: colour("grid"), zeroline: false, tickfont: { color: colour("muted") }, automargin: true };
     return figure.y.scale === "log"
       ? { ...common, type: "log", exponentformat: "power", dtick: 1, range: [-6.1, 0.1] }
-      : { ...common, ticksuffix: " %", rangemode: Math.min(...figure.lines.flatMap((line) => line.y)) < 25 ? "tozero" : "normal" };
+      : { ...common, ticksuffix: " %", rangemode: least(figure.lines.flatMap((line) => line.y)) < 25 ? "tozero" : "normal" };
   }
 
   function layout(figure, x, y, height) {

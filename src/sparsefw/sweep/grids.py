@@ -141,6 +141,9 @@ class Grid(Section):
                 varied = {k: [v.low, v.high] if isinstance(v, Range) else v for k, v in self.varied(method).items()}
                 if not all(varied.values()):
                     raise ConfigError("an empty list leaves nothing to try")
+                for key, listed in varied.items():
+                    if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
+                        raise ConfigError(f"{key}: {twice[0]!r} is in its list twice, and would be trained twice")
                 for values in itertools.product(*varied.values()):
                     self.config(method, dict(zip(varied, values, strict=True)), changes)
             except ConfigError as error:

@@ -39,7 +39,7 @@ from sparsefw.sweep.storage import AWAY, patient
 JOB, AFTER, BEAT, HOLDER, BEGUN = "job", "after", "beat", "holder", "begun"
 ERROR, LOST, RESULT = "error", "lost", "result"
 DROPPED = "another attempt holds"
-LISTED = 10_000  # combinations of settings up to which those that nobody drew are looked for
+TRIES = 100  # at settings that nobody drew, before all are looked through
 SAME_PLACE = 5  # times that a job may lose its worker without having come any further, before it is given up
 
 
@@ -154,8 +154,8 @@ class Ledger:
                 self._end(trial.number, {ERROR: DROPPED}, TrialState.FAIL)
                 return None
             if (other := self._instead_of_double(trial)) is not None:
-                self._end(trial.number, {ERROR: DROPPED}, TrialState.FAIL)
-                self.study.enqueue_trial(other)
+                if self._end(trial.number, {ERROR: DROPPED}, TrialState.FAIL):
+                    self.study.enqueue_trial(other)
                 return None
             job = self.jobs()[name]
             for key, kind in self._space.items() if self._budget is None else ():
@@ -176,12 +176,15 @@ class Ledger:
         if self._budget is None or JOB in trial.user_attrs:
             return None
         drawn = [dict(job.params) for job in self.jobs().values() if job.name != self._name(trial)]
-        values = [values_of(kind) for kind in self._space.values()]
-        if trial.params not in drawn or math.prod(map(len, values)) > LISTED:
+        values = {key: values_of(kind) for key, kind in self._space.items()}
+        if trial.params not in drawn or not all(values.values()):
             return None
-        every = (dict(zip(self._space, one, strict=True)) for one in itertools.product(*values))
-        free = [one for one in every if one not in drawn]
-        return random.choice(free) if free else None
+        for _ in range(TRIES):
+            if (one := {key: random.choice(choices) for key, choices in values.items()}) not in drawn:
+                return one
+        few = math.prod(map(len, values.values())) <= len(drawn) * TRIES  # else the tries would have found one
+        every = (dict(zip(values, one, strict=True)) for one in itertools.product(*values.values()) if few)
+        return next((one for one in every if one not in drawn), None)
 
     @patient
     def retry(self) -> list[str]:

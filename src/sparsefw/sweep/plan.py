@@ -37,7 +37,7 @@ class SweepPlan(Section):
     seeds     so many of the chosen configuration, the one it was chosen on among them
     sampler   "grid": every configuration; "random" or "tpe": `trials` of them per row
     prune     stop a training whose network, compressed, is worse than the median of the others at the same time
-    grace     seconds after which a worker that was not heard of is taken for dead
+    grace     seconds after which a worker that was not heard of is taken for dead: the same for all, who count by it, too
     """
 
     name: str = Field(min_length=1)
@@ -47,7 +47,7 @@ class SweepPlan(Section):
     sampler: Literal["grid", "random", "tpe"] = "grid"
     trials: int | None = Field(default=None, ge=1)
     prune: bool = False
-    grace: float = Field(default=60.0, gt=0)
+    grace: float = Field(default=60.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -132,7 +132,7 @@ class SweepPlan(Section):
         """ConfigError naming a setting in which the two differ."""
         mine, theirs = (flat(plan.model_dump(mode="json")) for plan in (self, other))
         for key in {**mine, **theirs}:
-            if mine.get(key) != theirs.get(key) and key != "grace":
+            if mine.get(key) != theirs.get(key):
                 raise ConfigError(
                     f"{key}={mine.get(key)!r}: the sweep {self.name} has {theirs.get(key)!r}; choose another --name and --out"
                 )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sparsefw.durable import write_json
+from sparsefw.environment import cores
 from sparsefw.sweep.ledger import Job
 from sparsefw.sweep.plan import in_words
 from sparsefw.sweep.select import results
@@ -34,7 +35,7 @@ QUICK, PATIENCE = 20.0, 10  # a worker that ends within so many seconds, so many
 
 def usual_workers() -> int:
     """One per GPU, or one per core."""
-    return torch.cuda.device_count() or os.cpu_count() or 1
+    return torch.cuda.device_count() or cores()
 
 
 def threads(workers: int) -> dict[str, str]:
@@ -43,7 +44,7 @@ def threads(workers: int) -> dict[str, str]:
     Passive: threads that wait for each other sleep. By default they spin, which on a machine that others use, too, takes the core
     from the one that is waited for: a training of seconds then takes minutes.
     """
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def run_sweep(
@@ -85,7 +86,6 @@ class Member:
             "folder": str(sweep.folder.resolve()),
             "data": None if data is None else str(data.resolve()),
             "parent": os.getpid(),
-            "grace": sweep.plan.grace,
         }
         self._gpu = number % torch.cuda.device_count() if torch.cuda.device_count() else None
         self._sweep, self._threads, self._quick = sweep, threads(workers), 0

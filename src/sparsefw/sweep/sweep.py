@@ -54,7 +54,7 @@ class Sweep:
         return sweep
 
     @classmethod
-    def join(cls, url: str, name: str | None, folder: Path | None, grace: float | None = None) -> Sweep:
+    def join(cls, url: str, name: str | None, folder: Path | None) -> Sweep:
         """Help with a sweep that another process began. folder: where to train; by default where that one does, if it is here."""
         storage = open_storage(url, must_exist=True)
         names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
@@ -70,8 +70,7 @@ class Sweep:
         found = _read(storage, name)
         if folder is None:
             folder = found.home if _token(found.home) == found.token else Path("runs") / f"sweep-{name}"
-        plan = found.plan if grace is None else found.plan.model_copy(update={"grace": grace})
-        sweep = cls(plan, storage, folder, found.token)
+        sweep = cls(found.plan, storage, folder, found.token)
         sweep._mark(url)
         return sweep
 

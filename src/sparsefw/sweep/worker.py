@@ -258,7 +258,7 @@ def main() -> None:
     asked = json.loads(os.environ[VARIABLE])
     data = None if asked["data"] is None else Path(asked["data"])
     try:
-        sweep = Sweep.join(asked["url"], asked["name"], Path(asked["folder"]), asked["grace"])
+        sweep = Sweep.join(asked["url"], asked["name"], Path(asked["folder"]))
         check_data(sweep, data)
     except StorageAway as error:
         sys.exit(f"error: {error}")  # another worker may be luckier

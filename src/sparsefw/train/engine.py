@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from sparsefw.data.batches import Share
+from sparsefw.environment import cores
 from sparsefw.models import MODELS
 from sparsefw.train.config import RunConfig
 from sparsefw.typed import ConfigError
@@ -78,7 +79,7 @@ def engine_for(config: RunConfig, steps: int) -> Engine:
         cuda_graph=hindrance is None and ours if wanted.cuda_graph is None else wanted.cuda_graph,
         sync_batchnorm=_sync(wanted.sync_batchnorm, on_gpu, share.world),
         accumulate=wanted.accumulate,
-        workers=min(8, max(1, (os.cpu_count() or 1) // share.world)) if wanted.workers is None else wanted.workers,
+        workers=min(8, max(1, cores() // share.world)) if wanted.workers is None else wanted.workers,
         share=share,
     )
 
