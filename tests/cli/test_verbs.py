@@ -215,6 +215,10 @@ def test_shell_completion():
 
 
 def test_bad_input_ends_in_one_line(run, tmp_path):
+    damaged = tmp_path / "elsewhere" / "damaged"
+    damaged.mkdir(parents=True)
+    (damaged / "config.yaml").write_text("a: [")
+    (tmp_path / "empty").mkdir()
     for arguments, words in [
         (["train", "digits-resnet-filter"], "did you mean 'digits-resnet-filters'"),
         (["train", "digits-resnet-sgd", "--set", "train.epoch=3"], "did you mean 'epochs'"),
@@ -232,8 +236,9 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["compress", run], "how much?"),
         (["compress", run, "--filters", "1.5"], "must be in [0, 1)"),
         (["compress", run, "--filters", "0.5", "-o", run], "holds files of your own"),
-        (["report", tmp_path], "neither a run folder nor a folder that holds any"),
+        (["report", tmp_path / "empty"], "neither a run folder nor a folder that holds any"),
         (["report", tmp_path / "none"], "no such folder"),
+        (["report", damaged], "no run can be read; "),
         (["report", run, "-o", run / "config.yaml" / "page.html"], "cannot write"),
         (["list", "colours"], "there are models"),
         (["list", "methods", "sll"], "did you mean 'ssl'?"),

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra
-from sparsefw.report import ReportError, read_run, read_runs
+from sparsefw.report import ReportError, read_run, read_runs, runs_table
 from sparsefw.report.records import How, Spectrum
 
 
@@ -21,6 +21,20 @@ def test_a_whole_run(tmp_path):
     found = run.curve("filters", "removed")
     assert (found.dense, found.size.parameters, found.points[2].plain) == (95.97, 308_074, 96.22)
     assert run.curve("rank", "removed") is None
+
+
+def test_what_failed_says_why(tmp_path):
+    folder = write_run(tmp_path / "a", finished=False)
+    (folder / "error.txt").write_text("Traceback (most recent call last):\n  ...\nsparsefw.Diverged: by step 1\n\n")
+    (run,) = read_runs([folder])[0]
+    assert run.notes == ("failed: sparsefw.Diverged: by step 1",)
+    assert "failed" in runs_table([run]).text().splitlines()[1].split()
+
+
+def test_a_file_is_no_run(tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(ReportError, match=r"results.json: a file, where a run is a folder"):
+        read_runs([tmp_path / "results.json"])
 
 
 def test_unfinished_with_a_torn_last_line(tmp_path):
@@ -123,7 +137,7 @@ def test_runs_below_a_folder_are_found_and_damaged_ones_listed(tmp_path):
     runs, damaged = read_runs([tmp_path, tmp_path / "deep"])  # twice the same: once in the report
     assert [run.label for run in runs] == ["SGD", "SparseFW filters k=0.3 w=0.33"]
     assert {(one.folder.name, one.reason) for one in damaged} == {
-        ("broken", "config.yaml cannot be read (ParserError)"),
+        ("broken", "config.yaml cannot be read (it is no YAML)"),
         ("lost", "config.yaml is missing"),
         ("bare", "config.yaml has no method.name"),
     }

@@ -92,18 +92,20 @@ def test_mistakes_are_named(tmp_path, text, how, named):
 def test_the_same_name_is_the_same_sweep(tmp_path):
     begun(tmp_path)
     begun(tmp_path)  # goes on
-    with pytest.raises(ConfigError, match=r"seeds=5: the sweep tiny has 3; choose another --name and --out"):
+    with pytest.raises(
+        ConfigError, match=r"--seeds 5: the sweep tiny was begun with 3; for another one choose another --out"
+    ):
         begun(tmp_path, seeds=5)
 
 
 def test_another_grid_or_setting_is_another_sweep(tmp_path):
     begun(tmp_path)
-    with pytest.raises(ConfigError, match=r"changes=\['train.epochs=3'\]: the sweep tiny has \[\]"):
+    with pytest.raises(ConfigError, match=r"--set \['train.epochs=3'\]: the sweep tiny was begun with \[\]"):
         begun(tmp_path, changes=("train.epochs=3",))
     with pytest.raises(ConfigError, match=r"grid\.at"):
         begun(tmp_path, GRID.replace("at: [0.5, 0.8]", "at: [0.5, 0.7]"))
     with pytest.raises(
-        ConfigError, match=r"grace=7.0: the sweep tiny has 60.0"
+        ConfigError, match=r"--grace 7.0: the sweep tiny was begun with 60.0"
     ):  # who counts slower would be taken for dead
         begun(tmp_path, grace=7.0)
 
@@ -206,6 +208,7 @@ def test_grids_remain_plain_data():
         (["filters-digits", "--join", "x.db"], "leave GRID out"),
         (["--join", "x.db", "--seeds", "2", "--prune", "--set", "train.epochs=1"], "leave --set, --seeds, --prune out"),
         (["--join", "x.db", "--grace", "5"], "leave --grace out"),
+        (["filters-digits", "--name", "a/b"], "name='a/b'"),
         (["filters-digits", "--grace", "nan"], "grace"),
         (["filters-digits", "--grace", "inf"], "grace"),
         (["--join", "x.db", "--show"], "--show tells what a GRID would train"),

@@ -133,7 +133,10 @@ def test_stopped_the_same_command_goes_on(whole, tmp_path, which):
 def test_a_failed_configuration_does_not_stop_the_rest(tmp_path):
     """A learning rate of 1e30 diverges at once."""
     text = GRID.replace("weight_decay: [1e-4, 5e-3]", "lr: [0.1, 1e30]").replace("k: [0.2, 0.3]", "k: 0.2")
-    found, said = swept(command(write_grid(tmp_path, text), tmp_path / "sweep", "--workers", "1", "--seeds", "1"))
+    text += "  Broken: {method: {name: sgd}, train: {lr: 1e30}}\n"
+    words = command(write_grid(tmp_path, text), tmp_path / "sweep", "--workers", "1", "--seeds", "1")
+    found, said = swept(words, code=1)  # a row has nothing to report
+    assert found["rows"]["Broken"].get("test") is None
     assert found["finished"]
     assert found["rows"]["SGD"]["chosen"] == "0000"
     assert "diverged" in found["rows"]["SGD"]["failed"]["0001"]
@@ -198,5 +201,6 @@ def test_hopeless_trainings_are_stopped(tmp_path):
 def test_a_worker_that_finds_no_data_says_so(tmp_path):
     words = ["filters-cifar10", "--data", str(tmp_path), "--workers", "1", "--out", str(tmp_path / "sweep")]
     _, said = swept(["-m", "sparsefw", "sweep", *words], code=2)
-    assert f"error: cifar10: not found in {tmp_path}" in said
+    assert said.count(f"error: cifar10: not found in {tmp_path}") == 1
+    assert not (tmp_path / "sweep").exists()  # nothing was begun
     assert "Traceback" not in said

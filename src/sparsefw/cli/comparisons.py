@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.output import DataOption, JsonOption, QuietOption, SetOption, result, verb
+from sparsefw.cli.output import FAILED, DataOption, JsonOption, QuietOption, SetOption, result, verb
 
 WorkersOption = Annotated[int | None, typer.Option(help="Default: one per GPU, or one per core.")]
 
@@ -61,8 +61,10 @@ def sweep(
         from sparsefw.cli.sweeps import shown
 
         return result(*shown(asked, json))
-    found = swept(sweep_of(asked), workers, data, retry, quiet)
-    return result(found.record, json, found.text)
+    found = swept(sweep_of(asked, data), workers, data, retry, quiet)
+    result(found.record, json, found.text)
+    if not all(row.get("test") for row in found.record["rows"].values()):
+        raise typer.Exit(FAILED)  # a row has nothing to report
 
 
 @verb

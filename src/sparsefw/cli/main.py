@@ -229,19 +229,23 @@ def report(
     from sparsefw.report import read_runs, runs_table, write_files, write_page
 
     found, damaged = read_runs(runs)
+    if not found:
+        raise ValueError(f"no run can be read; {damaged[0].folder}: {damaged[0].reason}")
     write_page(out, found, damaged)
-    files = out.with_name(f"{out.stem}_files") if found else None
-    if files is not None:
-        write_files(files, found)
-    for run in damaged:
-        say(f"{run.folder}: {run.reason}")
+    files = out.with_name(f"{out.stem}_files")
+    write_files(files, found)
+    for one in damaged:
+        say(f"{one.folder}: {one.reason}")
+    for run in found:
+        if run.notes:
+            say(f"{run.folder}: {'; '.join(run.notes)}")
     record = {
         "page": out,
         "files": files,
         "runs": [run.folder for run in found],
         "damaged": {str(d.folder): d.reason for d in damaged},
     }
-    result(record, json, f"{runs_table(found).text()}\n{out}" + (f", {files}" if files else ""))
+    result(record, json, f"{runs_table(found).text()}\n{out}, {files}")
 
 
 app.command()(sweep)

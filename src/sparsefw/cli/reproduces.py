@@ -21,6 +21,8 @@ def setting_of(
     out: Path | None,
     quiet: bool,
 ) -> Setting:
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; it is to be a folder")
     return Setting(
         folder=Path("runs", "reproduce") if out is None else out,
         quick=quick,

@@ -12,7 +12,7 @@ from sparsefw.cli.small import Outcome
 from sparsefw.report.tables import Table
 from sparsefw.sweep.grids import Grid, load_grid
 from sparsefw.sweep.plan import SweepPlan, in_words
-from sparsefw.sweep.run import run_sweep, usual_workers
+from sparsefw.sweep.run import begin_sweep, run_sweep, usual_workers
 from sparsefw.sweep.select import in_figures
 from sparsefw.sweep.storage import shown_url, storage_url
 from sparsefw.sweep.sweep import Sweep
@@ -72,7 +72,7 @@ def with_rows(grid: Grid, rows: str | None) -> Grid:
     return grid.model_copy(update={"methods": {row: grid.methods[row] for row in wanted}})
 
 
-def sweep_of(asked: Asked) -> tuple[Sweep, str]:
+def sweep_of(asked: Asked, data: Path | None = None) -> tuple[Sweep, str]:
     """The sweep, begun or joined, and the address of its storage."""
     if asked.join is not None:
         asked.check_join()
@@ -81,7 +81,7 @@ def sweep_of(asked: Asked) -> tuple[Sweep, str]:
     plan = asked.plan
     folder = Path("runs") / f"sweep-{plan.name}" if asked.out is None else asked.out
     url = storage_url(asked.storage, folder)
-    return Sweep.begin(plan, url, folder), url
+    return begin_sweep(plan, url, folder, data), url
 
 
 def shown(asked: Asked, as_json: bool) -> tuple[Any, bool, str]:
@@ -96,7 +96,10 @@ def shown(asked: Asked, as_json: bool) -> tuple[Any, bool, str]:
         lines += [f"  {name}  {in_words(chosen)}" for name, chosen in jobs.items()]
         lines += [] if jobs else [f"  drawn from {in_words(plan.grid.settings(row))}"]
     total = sum(plan.count(row) + plan.seeds - 1 for row in plan.rows)
-    lines.append(f"{total} trainings of {plan.example(plan.rows[0]).train.epochs} epochs")
+    epochs = plan.example(plan.rows[0]).train.epochs
+    lines.append(
+        f"{total} trainings of {epochs} epochs; the best have their first seed already, which is only measured"
+    )
     return record, as_json, "\n".join(lines)
 
 
@@ -130,6 +133,8 @@ def text_of(found: Mapping[str, Any], folder: Path) -> str:
         lines.append("*: the smallest or largest value that was tried; a wider grid might do better")
     for name, row in found["rows"].items():
         lines += [f"failed: {name} {job}: {error}" for job, error in row["failed"].items()]
+    if any(row["failed"] for row in found["rows"].values()):
+        lines.append("what failed has an error.txt in its folder; the same command with --retry tries it again")
     return "\n".join([*lines, f"{folder}: next, `sparsefw report {folder} -o {folder}/report.html`"])
 
 

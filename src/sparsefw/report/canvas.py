@@ -138,6 +138,7 @@ def draw_lines(axes: Axes, chart: Chart, axis: Axis) -> None:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, lw=0, zorder=1)
     if chart.y_scale == "log":
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         values = [y.mean for line in chart.lines for y in line.y if math.isfinite(y.mean)]
         axes.set_ylim(0.8 * max(FLOOR, min(values, default=FLOOR)), 1.3 * max(values, default=1.0))
     else:

@@ -53,7 +53,7 @@ def read_run(folder: Path | str) -> Run:
     notes: list[str] = []
     result = _json(folder / "result.json", notes)
     if result is None and not notes:
-        notes.append("unfinished: no result.json")
+        notes.append(_failure(folder) or "unfinished: no result.json")
     records = list(_records(folder / "metrics.jsonl", notes))
     metric = _metric(result, records)
     environment = _json(folder / "environment.json", notes) or {}
@@ -75,9 +75,18 @@ def read_run(folder: Path | str) -> Run:
     )
 
 
+def _failure(folder: Path) -> str | None:
+    """What a sweep wrote down about a training that failed."""
+    try:
+        lines = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return None
+    return next((f"failed: {line.strip()}" for line in reversed(lines) if line.strip()), None)
+
+
 def _expanded(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise ReportError(f"{folder}: no such folder")
+        raise ReportError(f"{folder}: {'a file, where a run is a folder' if folder.exists() else 'no such folder'}")
     found = []
     for path, inner, _ in os.walk(folder):
         if _is_run(Path(path)):
@@ -100,8 +109,10 @@ def _config(folder: Path) -> tuple[dict[str, Any], str | None]:
         config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
     except FileNotFoundError:
         return {}, "config.yaml is missing"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return {}, f"config.yaml cannot be read ({type(error).__name__})"
+    except OSError as error:
+        return {}, f"config.yaml cannot be read ({error.strerror})"
+    except (ValueError, yaml.YAMLError):
+        return {}, "config.yaml cannot be read (it is no YAML)"
     if not isinstance(config, dict) or not isinstance(method := config.get("method"), dict) or "name" not in method:
         return {}, "config.yaml has no method.name"
     return config, None

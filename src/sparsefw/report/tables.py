@@ -155,7 +155,11 @@ def runs_table(runs: Sequence[Run]) -> Table:
             _plain(run.measured("validation"), ".2f"),
             _time(run.fact("seconds")),
             _plain(run.fact("images_per_second"), ",.0f"),
-            "finished" if run.finished else "unfinished",
+            "finished"
+            if run.finished
+            else "failed"
+            if any(note.startswith("failed:") for note in run.notes)
+            else "unfinished",
         )
         for run in runs
     ]

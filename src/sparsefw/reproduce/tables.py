@@ -16,10 +16,9 @@ from sparsefw.reproduce.paper import SEEDS, PaperTable, deviations, paper
 from sparsefw.reproduce.setting import QUICK_STEM, Experiment, Findings, Setting
 from sparsefw.sweep.grids import load_grid
 from sparsefw.sweep.plan import SweepPlan
-from sparsefw.sweep.run import run_sweep
+from sparsefw.sweep.run import begin_sweep, run_sweep
 from sparsefw.sweep.select import in_figures
 from sparsefw.sweep.storage import storage_url
-from sparsefw.sweep.sweep import Sweep
 from sparsefw.typed import parse
 
 SECONDS, QUICK_SECONDS = 5.0, 0.5  # that a rate is measured for
@@ -51,7 +50,7 @@ class Swept(Experiment):
         total = sum(plan.count(row) + plan.seeds - 1 for row in plan.rows)
         return [
             *counts,
-            f"{total} trainings of {plan.example(plan.rows[0]).train.epochs} epochs",
+            f"{total} trainings of {plan.example(plan.rows[0]).train.epochs} epochs; the best have their first seed already",
             *self.deviations(plan),
         ]
 
@@ -62,7 +61,7 @@ class Swept(Experiment):
         plan = self.plan(setting)
         folder = setting.folder / plan.name / "sweep"
         url = storage_url(setting.storage, folder)
-        found = run_sweep(Sweep.begin(plan, url, folder), url, setting.workers, setting.data, setting.say)
+        found = run_sweep(begin_sweep(plan, url, folder, setting.data), url, setting.workers, setting.data, setting.say)
         return plan, found
 
     def run(self, setting: Setting) -> Findings:
@@ -97,7 +96,7 @@ class TableExperiment(Swept):
             told.append("images/s: on this machine, NUC, SVDEnergy and TRP without full SVDs; the paper: on a V100")
         return Findings(
             title,
-            {"Ours, the paper, and the difference": beside(found, self.table, rates)},
+            {"Ours, the paper, and the difference; bold: above the paper's": beside(found, self.table, rates)},
             {"curves": comparison_chart(found, self.table, title)},
             told,
             {"sweep": found, "paper": self.table.model_dump(), "rates": rates},

@@ -139,9 +139,9 @@ class Grid(Section):
         for method in self.methods:
             try:
                 varied = {k: [v.low, v.high] if isinstance(v, Range) else v for k, v in self.varied(method).items()}
-                if not all(varied.values()):
-                    raise ConfigError("an empty list leaves nothing to try")
                 for key, listed in varied.items():
+                    if not listed:
+                        raise ConfigError(f"{key}: an empty list leaves nothing to try")
                     if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
                         raise ConfigError(f"{key}: {twice[0]!r} is in its list twice, and would be trained twice")
                 for values in itertools.product(*varied.values()):
@@ -166,9 +166,8 @@ def load_grid(name: str) -> Grid:
     file = Path(name) if own else SHIPPED / f"{name}.yaml"
     if not file.is_file():
         hint = "" if own else did_you_mean(name, [f.name.removesuffix(".yaml") for f in SHIPPED.iterdir()])
-        raise ConfigError(
-            f"grid {name!r}: there is no such {'file' if own else 'grid'}{hint}; see `sparsefw list grids`"
-        )
+        what = "it is a folder" if own and file.is_dir() else f"there is no such {'file' if own else 'grid'}{hint}"
+        raise ConfigError(f"grid {name!r}: {what}; see `sparsefw list grids`")
     values = read_yaml(file.read_text(), name)
     grid = parse(Grid, {"name": Path(name).stem if own else name, **values}, f"grid {name}")
     grid.check()

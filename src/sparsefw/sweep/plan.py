@@ -27,6 +27,7 @@ RESERVED = (
     "result.json",
     "row",
 )
+OPTIONS = ("seeds", "sampler", "trials", "prune", "grace")
 FIRST = 0  # the seed on which configurations are compared
 FORM = "masked"  # the paper's protocol: what is removed is set to zero, and BatchNorm statistics are recomputed
 
@@ -70,6 +71,8 @@ class SweepPlan(Section):
 
     def _names(self) -> None:
         """Rows are folders, too: no two may have the same, nor one that the sweep itself uses."""
+        if "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name={self.name!r}: it is the name of a folder, too, so no / and no dot to begin with")
         taken = dict.fromkeys(RESERVED, "the sweep itself")
         for row in self.rows:
             folder = slug(row).casefold()
@@ -130,11 +133,13 @@ class SweepPlan(Section):
 
     def same_as(self, other: SweepPlan) -> None:
         """ConfigError naming a setting in which the two differ."""
-        mine, theirs = (flat(plan.model_dump(mode="json")) for plan in (self, other))
+        mine, theirs = ({"--rows": plan.rows, **flat(plan.model_dump(mode="json"))} for plan in (self, other))
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
+                name = {"changes": "--set"}.get(key, f"--{key}" if key in OPTIONS else key)
                 raise ConfigError(
-                    f"{key}={mine.get(key)!r}: the sweep {self.name} has {theirs.get(key)!r}; choose another --name and --out"
+                    f"{name} {mine.get(key)!r}: the sweep {self.name} was begun with {theirs.get(key)!r}; "
+                    "for another one choose another --out, and on a server another --name, too"
                 )
 
 

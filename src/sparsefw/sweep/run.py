@@ -21,10 +21,10 @@ import torch
 from sparsefw.durable import write_json
 from sparsefw.environment import cores
 from sparsefw.sweep.ledger import Job
-from sparsefw.sweep.plan import in_words
+from sparsefw.sweep.plan import SweepPlan, in_words
 from sparsefw.sweep.select import results
 from sparsefw.sweep.sweep import Sweep, settled_count
-from sparsefw.sweep.worker import BAD_INPUT, VARIABLE
+from sparsefw.sweep.worker import BAD_INPUT, VARIABLE, check_data
 from sparsefw.typed import ConfigError
 from sparsefw.words import Interrupted
 
@@ -45,6 +45,12 @@ def threads(workers: int) -> dict[str, str]:
     from the one that is waited for: a training of seconds then takes minutes.
     """
     return {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def begin_sweep(plan: SweepPlan, url: str, folder: Path, data: Path | None) -> Sweep:
+    """Begun or gone on with; where the data are not here, nothing is begun."""
+    check_data(plan, data)
+    return Sweep.begin(plan, url, folder)
 
 
 def run_sweep(

@@ -24,7 +24,7 @@ from sparsefw.data.opening import open_data
 from sparsefw.durable import strict, write_text
 from sparsefw.sweep.holders import Worker, working
 from sparsefw.sweep.ledger import Claim
-from sparsefw.sweep.plan import FIRST, FORM
+from sparsefw.sweep.plan import FIRST, FORM, SweepPlan
 from sparsefw.sweep.storage import AWAY, StorageAway
 from sparsefw.sweep.sweep import Sweep, final_of
 from sparsefw.train import fit
@@ -247,9 +247,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def check_data(sweep: Sweep, data: Path | None) -> None:
+def check_data(plan: SweepPlan, data: Path | None) -> None:
     """Before any job is taken: where the data are not here, no job can be done here, and none is to blame."""
-    config = sweep.plan.example(sweep.plan.rows[0])
+    config = plan.example(plan.rows[0])
     open_data(config.data, data, device=torch.device("cpu"), seed=config.seed)
 
 
@@ -259,7 +259,7 @@ def main() -> None:
     data = None if asked["data"] is None else Path(asked["data"])
     try:
         sweep = Sweep.join(asked["url"], asked["name"], Path(asked["folder"]))
-        check_data(sweep, data)
+        check_data(sweep.plan, data)
     except StorageAway as error:
         sys.exit(f"error: {error}")  # another worker may be luckier
     except ValueError as error:
