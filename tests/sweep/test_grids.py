@@ -77,7 +77,7 @@ def test_a_list_of_lists_is_a_choice_of_lists(tmp_path):
         ("recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods: {}\n", "methods"),
         (
             "recipe: digits\nkind: filters\nat: [0.5]\nmethods: {A: {method: {name: ssl}}}\n",
-            r"grid own, A: .*digits-sgd",
+            r"grid own: recipe='digits'; did you mean 'digits-resnet'",
         ),
         ("recipe: digits-resnet\nkind: filters\nat: [1.0]\nmethods: {A: {method: {name: ssl}}}\n", "grid own, A: .*at"),
         (

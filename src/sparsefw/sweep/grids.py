@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from sparsefw.train.config import RunConfig
-from sparsefw.train.recipes import load_recipe, merged, read_yaml
+from sparsefw.train.recipes import load_recipe, merged, read_yaml, recipe_names
 from sparsefw.typed import ConfigError, Section, flat, nested, parse
 from sparsefw.words import did_you_mean
 
@@ -136,6 +136,12 @@ class Grid(Section):
         asked = f"{self.model_dump_json()} {changes!r}"
         if asked in _CHECKED:
             return
+        stems = [name.removesuffix("-sgd") for name in recipe_names() if name.endswith("-sgd")]
+        if self.recipe not in stems:
+            hint = did_you_mean(self.recipe, stems)
+            raise ConfigError(
+                f"grid {self.name}: recipe={self.recipe!r}{hint}; as digits-resnet is of digits-resnet-sgd"
+            )
         for method in self.methods:
             try:
                 varied = {k: [v.low, v.high] if isinstance(v, Range) else v for k, v in self.varied(method).items()}
