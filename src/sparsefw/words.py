@@ -1,4 +1,4 @@
-"""Words for errors, in one place: what was perhaps meant, the first line of what others say, and what is no error at all."""
+"""Words, in one place: what was perhaps meant, the first line of what others say, and what is no error at all."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'filters'?", or nothing where nothing is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def first_line(error: BaseException) -> str:

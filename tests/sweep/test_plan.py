@@ -240,3 +240,8 @@ def test_workers_share_the_cores_and_users_have_the_last_word(monkeypatch, tmp_p
     monkeypatch.delenv("OMP_NUM_THREADS")
     run.Member(sweep, "sqlite://", None, 0, workers=16)
     assert started[2]["OMP_NUM_THREADS"] == "1"
+
+
+def test_remaining_time_is_told_as_exactly_as_it_is_known():
+    told = [run.duration(seconds) for seconds in (0.0, 34.0, 89.0, 90.0, 3540.0, 7800.0)]
+    assert told == ["10 s", "30 s", "90 s", "2 min", "59 min", "2 h 10 min"]

@@ -17,7 +17,7 @@ from sparsefw.sweep.select import in_figures
 from sparsefw.sweep.storage import shown_url, storage_url
 from sparsefw.sweep.sweep import Sweep
 from sparsefw.typed import ConfigError, parse
-from sparsefw.words import did_you_mean
+from sparsefw.words import counted, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,17 @@ def shown(asked: Asked, as_json: bool) -> tuple[Any, bool, str]:
         raise ConfigError("--show tells what a GRID would train; a sweep that is joined was shown where it was begun")
     plan = asked.plan
     lines, record = [], {}
+    further = counted(plan.seeds - 1, "further seed")
     for row in plan.rows:
         jobs = {name: plan.chosen(row, params) for name, params in plan.jobs(row).items()}
         record[row] = jobs or plan.grid.settings(row)
-        lines.append(f"{row}: {plan.count(row)} configurations, then {plan.seeds - 1} further seeds of the best")
+        lines.append(f"{row}: {counted(plan.count(row), 'configuration')}, then {further} of the best")
         lines += [f"  {name}  {in_words(chosen)}" for name, chosen in jobs.items()]
         lines += [] if jobs else [f"  drawn from {in_words(plan.grid.settings(row))}"]
     total = sum(plan.count(row) + plan.seeds - 1 for row in plan.rows)
     epochs = plan.example(plan.rows[0]).train.epochs
     lines.append(
-        f"{total} trainings of {epochs} epochs; the best have their first seed already, which is only measured"
+        f"{total} trainings of {counted(epochs, 'epoch')}; the best have their first seed already, which is only measured"
     )
     return record, as_json, "\n".join(lines)
 
@@ -112,7 +113,7 @@ def swept(begun: tuple[Sweep, str], workers: int | None, data: Path | None, retr
                 for name in ledger.retry():
                     tell(f"{row} {name}: once more")
     workers = usual_workers() if workers is None else workers
-    tell(f"{sweep.plan.name}: {workers} workers, {shown_url(url)}, runs in {sweep.folder}")
+    tell(f"{sweep.plan.name}: {counted(workers, 'worker')}, {shown_url(url)}, runs in {sweep.folder}")
     found = run_sweep(sweep, url, workers, data, tell)
     return Outcome(found, text_of(found, sweep.folder))
 

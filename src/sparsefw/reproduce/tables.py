@@ -20,6 +20,7 @@ from sparsefw.sweep.run import begin_sweep, run_sweep
 from sparsefw.sweep.select import in_figures
 from sparsefw.sweep.storage import storage_url
 from sparsefw.typed import parse
+from sparsefw.words import counted
 
 SECONDS, QUICK_SECONDS = 5.0, 0.5  # that a rate is measured for
 STEADY = 0.1
@@ -46,11 +47,12 @@ class Swept(Experiment):
 
     def planned(self, setting: Setting) -> list[str]:
         plan = self.plan(setting)
-        counts = [f"{row}: {plan.count(row)} configurations, {plan.seeds} seeds of the best" for row in plan.rows]
+        seeds, epochs = counted(plan.seeds, "seed"), counted(plan.example(plan.rows[0]).train.epochs, "epoch")
+        counts = [f"{row}: {counted(plan.count(row), 'configuration')}, {seeds} of the best" for row in plan.rows]
         total = sum(plan.count(row) + plan.seeds - 1 for row in plan.rows)
         return [
             *counts,
-            f"{total} trainings of {plan.example(plan.rows[0]).train.epochs} epochs; the best have their first seed already",
+            f"{total} trainings of {epochs}; the best have their first seed already",
             *self.deviations(plan),
         ]
 

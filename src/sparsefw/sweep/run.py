@@ -151,7 +151,10 @@ def stop_asked() -> Iterator[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    """ "40 s", "5 min", "2 h 10 min": no more than is known."""
+    if seconds < 90:
+        return f"{max(10, 10 * round(seconds / 10))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
