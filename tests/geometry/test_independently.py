@@ -119,7 +119,7 @@ def test_k_support_norm_against_its_variational_form(values, data):
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_projections_against_a_general_solver(seed):
     """Frank-Wolfe regions of a vector are hulls of their vertices; SLSQP minimises the distance over the norm constraint."""
     w = gaussian((5,), seed) * 3

@@ -166,7 +166,7 @@ def config(form: str):
     return load_recipe("digits-resnet-sgd", [*SHORT, *changes(form), *small])
 
 
-@pytest.mark.parametrize("at", [7, 10], ids=["end of an epoch", "middle"])
+@pytest.mark.parametrize("at", [pytest.param(7, marks=pytest.mark.slow), 10], ids=["end of an epoch", "middle"])
 @every
 def test_from_a_checkpoint_it_goes_on_to_the_same_bytes(form, at, tmp_path):
     """Seven steps an epoch, of three."""

@@ -70,6 +70,7 @@ def killed(variant: str, folder: Path, when: Callable[[], bool], delay: float = 
     return process.returncode != 0
 
 
+@pytest.mark.slow
 def test_killed_in_a_step_in_a_checkpoint_and_in_an_evaluation_a_run_ends_in_the_same_bytes(reference, tmp_path):
     """With warm starts of the oracle and an average of the weights."""
     folder = tmp_path / "run"
