@@ -126,10 +126,8 @@ def do(sweep: Sweep, task: Task, data: Path | None) -> None:
         if claim.pruned(stopped.value):
             RunFolder(folder).forget_checkpoints()
     except Exception as error:
-        if is_the_machines_fault(
-            error
-        ):  # whoever takes the job next may be luckier, and this process is not to be trusted
-            claim.release()
+        if is_the_machines_fault(error):
+            claim.release()  # whoever takes the job next may be luckier, and this process is not to be trusted
             raise
         if claim.failed(f"{type(error).__name__}: {first_line(error)}") and (folder / "config.yaml").exists():
             write_text(folder / "error.txt", traceback.format_exc())
