@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 from sparsefw.geometry import Ball
-from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled
+from sparsefw.optim import Diameter, FastGradient, Gradient, Horizon, Unscaled
 
 SHAPES = [(7,), (1,), (5, 4), (4, 5), (6, 3, 2, 2), (1, 5), (5, 1)]
-RULES = [Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True)]
+RULES = [Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True), Horizon(steps=30, renewals=0.4)]
 
 
 def regions(shape: tuple[int, ...], radius: float = 1.5, exact: bool = True) -> list[Ball]:

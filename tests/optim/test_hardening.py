@@ -228,6 +228,10 @@ def test_masked_steps_do_not_count_as_clamped(monkeypatch):
     optimizer.step()
     p.grad = torch.full((2, 2), float("nan"))
     optimizer.step()
+    assert optimizer.diagnostics()[0].clamped == 1.0  # of the one step that was taken
+    optimizer.param_groups[0]["lr"] = 1e-6
+    p.grad = torch.full((2, 2), -2.0)
+    optimizer.step()
     assert optimizer.diagnostics()[0].clamped == 0.5
 
 
@@ -237,7 +241,7 @@ def test_length_and_norm_are_different_things():
     (report,) = optimizer.diagnostics()
     assert report.norm == pytest.approx(4 / 8)
     assert report.length == pytest.approx(2 / 8)
-    assert len(str(optimizer.diagnostics()).splitlines()) == 2
+    assert len(str(optimizer.diagnostics()).splitlines()) == 3  # a header, the layer, and the whole
 
 
 def test_compressible_of_n_m_looks_at_blocks():

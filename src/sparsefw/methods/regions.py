@@ -50,7 +50,7 @@ def has_more(model: nn.Module, kind: str, rules: list[Rule]) -> bool:
     return any(c.rule is not None and c.parameter not in taken for c in find(model, [Rule(kind=kind)]))
 
 
-def everything_else(model: nn.Module, rules: list[Rule], w: float, like: str | None) -> list[Rule]:
+def everything_else(model: nn.Module, rules: list[Rule], w: float | str, like: str | None) -> list[Rule]:
     """Rules for all other tensors: L2 balls, or regions of weights of this gauge. What starts at 0 counts as of norm 1."""
     make = _ball if like is None else region_maker(Elements(), like)
     left = {c.name: c for c in find(model, rules) if c.rule is None}

@@ -10,16 +10,25 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from sparsefw.geometry import Groups
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.regions import RegionSchedule, coupled_rules, everything_else, has_more
 from sparsefw.optim import KINDS, SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
 from sparsefw.optim.assign import is_normalised
+from sparsefw.optim.radius import FROM_WEIGHTS
+from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
 from sparsefw.words import did_you_mean
 
-RESCALES = {"gradient": Gradient(), "fast_gradient": FastGradient(), "diameter": Diameter(), "none": Unscaled()}
+PAPER_K = 0.2
+# Without the horizon rule, which constrain gives to each group.
+RESCALES: dict[str, Rescale] = {
+    "gradient": Gradient(),
+    "fast_gradient": FastGradient(),
+    "diameter": Diameter(),
+    "none": Unscaled(),
+}
 
 
 @register
@@ -27,18 +36,23 @@ class SparseFW(Method):
     """theta <- (1 - eta) theta + eta v with v = argmin over the region of <v, m>: few of them grow, the rest decay.
 
     kind      "filters", "rank", "weights", "neurons", or "N:M" such as "2:4": what is to be removed later
-    k         how many may grow per layer: an int is a count, a float in (0, 1] a fraction
-    w         size of the regions, in units of the layers' default initialisation; None: what the number of steps needs
+    renewals  the dial: how often the training renews its weights. More of them leave less of what can be removed later, and cost
+              dense accuracy at some point. None: 10, or as many as are safe in a short training
+    k         how many may grow per layer: an int is a count, a float in (0, 1] a fraction. None: what the number of steps allows
 
-    The paper is the defaults. Its ablations, and what was tried since:
+    The paper is `rescale: gradient` with a k and a w, as in the recipes named *-paper. Its ablations, and what was tried since:
 
+    rescale     how lr becomes eta: "horizon" (in units of the training's length), "gradient" (the paper's: steps as long as
+                SGD's), "fast_gradient", "diameter", "none"
+    w           size of the regions, in units of the layers' default initialisation. None: with "horizon" as the weights as given
+                need, with the other rules as the number of steps does
     gauge       "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount, the polytope
                 of Pokutta, Spiegel, Zimmer 2020 and Miao et al. 2022
-    rescale     how lr becomes eta: "gradient" (steps as long as SGD's), "fast_gradient", "diameter", "none"
     anneal      k falls from all to k, in stages; otherwise it is k from the start
     w_start     w goes from here to w, in stages; None: it is w from the start
     over        the fraction of the training that these two take
-    coupled     filters that are removed together, with the scales of their norms, decay together: one block per set of channels
+    coupled     filters that are removed together, with the scales of their norms, decay together: one block per set of channels.
+                None: with "horizon" they do
     everything  all other tensors are constrained, too, as in the code of the paper's authors: to L2 balls; for "weights" to the
                 same kind of region
     stickiness  filters are chosen by their momenta's norms averaged over steps with this decay; 0: by the last
@@ -56,14 +70,15 @@ class SparseFW(Method):
 
     name: Literal["sparsefw"] = "sparsefw"
     kind: str = "filters"
-    k: int | float | None = 0.2
+    renewals: float | None = Field(default=None, gt=0, le=MOST_RENEWALS)
+    k: int | float | None = None
+    rescale: Literal["horizon", "gradient", "fast_gradient", "diameter", "none"] = "horizon"
     w: float | None = Field(default=None, gt=0)
     gauge: Literal["k-support", "k-sparse"] = "k-support"
-    rescale: Literal["gradient", "fast_gradient", "diameter", "none"] = "gradient"
     anneal: bool = False
     w_start: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     over: float = Field(default=0.5, gt=0, le=1)
-    coupled: bool = False
+    coupled: bool | None = None
     everything: bool = False
     stickiness: float = Field(default=0.0, ge=0, lt=1)
 
@@ -93,11 +108,13 @@ class SparseFW(Method):
     @model_validator(mode="after")
     def _meaningful(self) -> Self:
         """An option that would have no effect is refused."""
-        rows = self.kind in ("filters", "neurons")
+        rows, pattern, horizon = self.kind in ("filters", "neurons"), ":" in self.kind, self.rescale == "horizon"
         for option, possible, why in (
-            ("gauge", self.k is not None, "N:M has its own"),
-            ("anneal", self.k is not None, "N:M has no k"),
+            ("renewals", horizon, f"only rescale=horizon counts renewals, not {self.rescale}"),
+            ("gauge", not pattern, "N:M has its own"),
+            ("anneal", not pattern, "N:M has no k"),
             ("anneal", self.k != 1.0 or isinstance(self.k, int), "k=1.0: all may grow from the start"),
+            ("w_start", self.w is not None or not horizon, "there is no w to go to; give one"),
             ("w_start", self.w_start != self.w, "it is w"),
             ("over", self.anneal or self.w_start is not None, "neither k nor w changes"),
             ("coupled", self.kind == "filters", "only filters have norms of their own and are removed together"),
@@ -116,13 +133,17 @@ class SparseFW(Method):
         return {"neurons": "filters"}.get(self.kind, "weights" if ":" in self.kind else self.kind)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        w = default_w(settings.steps, is_normalised(model), self.kind) if self.w is None else self.w
-        rules = coupled_rules(model, settings.example, self.gauge) if self.coupled else []
+        horizon = self.rescale == "horizon"
+        w: Any = self.w
+        if w is None:
+            w = FROM_WEIGHTS if horizon else default_w(settings.steps, is_normalised(model), self.kind)
+        rules = self._coupled_rules(model, settings.example, report)
         if has_more(model, self.kind, rules):
             rules.append(Rule(kind=self.kind, gauge=self.gauge))
         if self.everything:
             rules += everything_else(model, rules, w, self.gauge if self.kind == "weights" else None)
-        groups = constrain(model, rules, k=self.k, w=w, report=report)
+        steps, k = (settings.steps, self.k) if horizon else (None, PAPER_K if self.k is None else self.k)
+        groups = constrain(model, rules, steps=steps, renewals=self.renewals, k=k, w=w, report=report)
         for group in groups:
             if group["region"] is not None:
                 start = 1.0 if self.w_start is None else self.w_start / w
@@ -130,7 +151,23 @@ class SparseFW(Method):
                 group["region"] = RegionSchedule.from_plain(group["schedule"]).at(0.0)
                 rows = group["region"].view == Groups() and not any(group.get("axes") or ())
                 group["score_momentum"] = self.stickiness if rows else 0.0
-        return settings.make(groups, rescale=RESCALES[self.rescale])
+        return settings.make(groups, rescale=RESCALES.get(self.rescale))
+
+    def _coupled_rules(
+        self, model: nn.Module, example: Tensor | None, report: Callable[[str], Any] | None
+    ) -> list[Rule]:
+        """Rules for the channels that are removed as a whole; none where they are not wanted or cannot be found."""
+        wanted = self.kind == "filters" and self.rescale == "horizon" if self.coupled is None else self.coupled
+        if not wanted or (self.coupled is None and example is None):
+            return []
+        try:
+            return coupled_rules(model, example, self.gauge)
+        except ValueError as error:
+            if self.coupled:
+                raise
+            if report is not None:
+                report(f"filters decay one by one, not with those that are removed together: {error}")
+            return []
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
         if not self.anneal and self.w_start is None:

@@ -9,13 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sparsefw.geometry import NM, Ball, NMBall
+from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.layer_types import NORMALISATION
-from sparsefw.optim.radius import default_w, initial_norm
+from sparsefw.optim.defaults import RENEWALS, default_k, has_scale_free_convolutions, horizon_for
+from sparsefw.optim.radius import FROM_WEIGHTS, equilibrium_length, given_norm, initial_norm, shared_radius
+from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name, region_maker
+from sparsefw.optim.stacks import layout_of
 from sparsefw.optim.table import table
 
 
@@ -49,9 +54,10 @@ def constrain(
     model: nn.Module,
     what: str | Make | Rule | Sequence[Rule],
     *,
-    k: int | float | None = None,
-    w: float | None = None,
     steps: int | None = None,
+    renewals: float | None = None,
+    k: int | float | None = None,
+    w: float | str | None = None,
     gauge: str = "k-support",
     report: Callable[[str], Any] | None = print,
 ) -> ParamGroups:
@@ -59,36 +65,77 @@ def constrain(
 
     what      "filters" or "rank" (convolutions), "weights" (convolutions and linear layers), "neurons" (linear layers),
               "N:M" such as "2:4" (blocks along the input channels), a region constructor, or a list of Rules
+    steps     optimizer steps of the whole training. Everything else then has a default: regions are sized from the weights as
+              given, and steps follow the horizon rule
+    renewals  the dial, with steps: how often weights are renewed, above 0 and at most 100. More of them leave less of what can be
+              removed later, and cost dense accuracy at some point. None: 10, or as many as are safe in a short training
     k         how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction
-    w         size of the regions in units of the layers' default initialisation; default: what a training of `steps` needs
+    w         size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with steps.
+              Without steps, SFW takes the paper's steps (rescale=Gradient())
     gauge     "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount
     report    called once with a table of what got which region; None for silence
 
-    The model is not changed. (SFW itself pulls weights that start outside of their region onto its boundary.)
+    The model is not changed, and with steps alone SFW does not change it either before the first step. (With w, it scales weights
+    that start outside of their region onto its boundary, and says so.) Several processes must call this with the same weights.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"constrain needs a torch.nn.Module, got {type(model).__name__}")
-    if w is not None and steps is not None:
-        raise ValueError("w and steps both say how large the regions are; give one")
-    rules, normalised, sizes = _rules(what, k, gauge), is_normalised(model), []
-    for i, rule in enumerate(rules):
-        size = w if steps is None else default_w(steps, normalised, rule.kind)
-        if rule.kind is not None and not rule.radius and not rule.w and size is not None:
-            rules[i] = replace(rule, w=size)
-            sizes.append(f"{size:.4g}")
-    rules = [rule if rule.k is not None or not rule.takes_k else replace(rule, k=k) for rule in rules]
-    groups, rows = _groups(find(model, rules))
-    notes = []
-    if sizes:
-        notes.append(
-            f"w = {' and '.join(dict.fromkeys(sizes))}" + (f", for {steps} steps" if steps is not None else "")
+    if renewals is not None and steps is None:
+        raise ValueError(f"renewals={renewals!r} has no effect without steps, the length of the training")
+    if w == FROM_WEIGHTS and steps is None:
+        raise ValueError(
+            f"w={w!r} has no effect without steps: how large weights stay depends on the length of the training"
         )
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    notes += [f"frozen, not trained: {', '.join(frozen)}"] if frozen else []
-    result = ParamGroups(groups, rows, notes)
+    rules = [_completed(rule, steps, k, w) for rule in _rules(what, k, gauge)]
+    pace = _Pace(model, None if steps is None else int(Horizon(steps, RENEWALS).steps), renewals)
+    groups, rows = _groups(find(model, rules), pace)
+    result = ParamGroups(groups, rows, _notes(model, rules, groups, pace))
     if report is not None:
         report(str(result))
     return result
+
+
+def _completed(rule: Rule, steps: int | None, k: int | float | None, w: float | str | None) -> Rule:
+    """The rule with what it leaves open: how many may grow, and how large the region is."""
+    if rule.kind is None:
+        return rule
+    if rule.w is None and rule.radius is None:
+        rule = replace(rule, w=FROM_WEIGHTS if w is None and steps is not None else w)
+    if rule.k is None and rule.takes_k:
+        rule = replace(rule, k=k)
+    return rule
+
+
+class _Pace:
+    """How fast a training of `steps` renews the weights of this model; None: it is not told how long it will be."""
+
+    def __init__(self, model: nn.Module, steps: int | None, renewals: float | None) -> None:
+        self.steps, self.renewals = steps, renewals
+        self._scale_free = has_scale_free_convolutions(model)
+
+    def of(self, members: Sequence[Candidate]) -> Horizon | None:
+        if self.steps is None:
+            return None
+        return horizon_for([c.found.module for c in members], self.steps, self.renewals, self._scale_free)
+
+
+def _notes(model: nn.Module, rules: Sequence[Rule], groups: Sequence[dict[str, Any]], pace: _Pace) -> list[str]:
+    notes, asked = [], pace.renewals
+    if pace.steps is not None:
+        reached = sorted({group["rescale"].renewals for group in groups if group["region"] is not None})
+        times = " and ".join(f"{count:.3g}" for count in reached)
+        few = asked is not None and reached and reached[0] < asked
+        notes.append(
+            f"weights are renewed {times} times in {pace.steps} steps"
+            + (f" (renewals={asked:g} is more than so few steps have room for)" if few else "")
+        )
+    sizes = dict.fromkeys(rule.w for rule in rules if rule.w is not None)
+    if FROM_WEIGHTS in sizes:
+        notes.append("regions are sized from the weights as given")
+    if by_w := [f"{w:.4g}" for w in sizes if w != FROM_WEIGHTS]:
+        notes.append(f"w = {' and '.join(by_w)}")
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return [*notes, *([f"frozen, not trained: {', '.join(frozen)}"] if frozen else [])]
 
 
 def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None, gauge: str) -> list[Rule]:
@@ -109,9 +156,9 @@ def is_normalised(model: nn.Module) -> bool:
     return any(isinstance(module, NORMALISATION) for module in model.modules())
 
 
-def _groups(candidates: Sequence[Candidate]) -> tuple[list[dict[str, Any]], list[Row]]:
-    """One param group per distinct region, one per coupled rule, and one for the rest."""
-    by_region: dict[tuple[Ball, int], list[Candidate]] = {}
+def _groups(candidates: Sequence[Candidate], pace: _Pace) -> tuple[list[dict[str, Any]], list[Row]]:
+    """One param group per distinct region and pace, one per coupled rule, and one for the rest."""
+    by_region: dict[tuple[Ball, int, Horizon | None], list[Candidate]] = {}
     by_rule: dict[Rule, list[Candidate]] = {}
     rest: list[Candidate] = []
     described: dict[Tensor, Row] = {}
@@ -124,16 +171,19 @@ def _groups(candidates: Sequence[Candidate]) -> tuple[list[dict[str, Any]], list
         elif rule.coupled:
             by_rule.setdefault(rule, []).append(c)
         else:
-            region = _region(rule, [c])
-            by_region.setdefault((region, c.axis if isinstance(region.view, (Groups, Spectrum)) else 0), []).append(c)
+            horizon = pace.of([c])
+            region = _region(rule, [c], horizon)
+            axis = c.axis if isinstance(region.view, (Groups, Spectrum)) else 0
+            by_region.setdefault((region, axis, horizon), []).append(c)
             described[c.parameter] = _row(c, region, _block_shape([c]))
     groups: list[dict[str, Any]] = [
-        {"params": _named(cs), "region": region, "axes": [axis] if axis else None}
-        for (region, axis), cs in by_region.items()
+        {"params": _named(cs), "region": region, "axes": [axis] if axis else None, **_rule_key(horizon)}
+        for (region, axis, horizon), cs in by_region.items()
     ]
     for rule, cs in by_rule.items():
-        region = _region(rule, cs)
-        groups.append({"params": _named(cs), "region": region, "coupled": True, "axes": [c.axis for c in cs]})
+        horizon = pace.of(cs)
+        region, axes = _region(rule, cs, horizon), [c.axis for c in cs]
+        groups.append({"params": _named(cs), "region": region, "coupled": True, "axes": axes, **_rule_key(horizon)})
         described.update({c.parameter: _row(c, region, _block_shape(cs), "coupled") for c in cs})
     if rest:
         groups.append({"params": _named(rest), "region": None})
@@ -152,28 +202,66 @@ def unfit(rule: Rule, candidate: Candidate) -> str:
     return ""
 
 
-def _region(rule: Rule, members: Sequence[Candidate]) -> Ball:
-    """The rule's region for one block, with k counted in that block and the radius set from its initialisation."""
+def _rule_key(horizon: Horizon | None) -> dict[str, Any]:
+    return {} if horizon is None else {"rescale": horizon}
+
+
+def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -> Ball:
+    """The rule's region for one block, with k counted in that block and the radius as the rule says."""
     where, shape = ", ".join(c.found.name for c in members), _block_shape(members)
-    unit = _unit_ball(rule, members, shape, where)
+    unit = _unit_ball(rule, members, shape, where, horizon)
     if rule.radius is not None:
         return unit.with_radius(rule.radius)
     if rule.w is None:
         raise ValueError(f"{where}: how large may the region be? give steps (of the whole training), or w, or a radius")
-    if rule.initial is not None:
-        return unit.with_diameter(2 * rule.w * rule.initial, shape)
-    try:
-        initial = math.sqrt(sum(initial_norm(c.found.module, c.found.local_name, c.parameter) ** 2 for c in members))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    if rule.w == FROM_WEIGHTS:
+        assert horizon is not None
+        return _region_around(unit, rule, members, horizon.rate, where)
+    initial = _usual_norm(rule, members, where)
     if initial == 0:
         raise ValueError(
             f"{where}: starts at zero, so no multiple of its initial norm is a region; give the rule a radius"
         )
-    return unit.with_diameter(2 * rule.w * initial, shape)
+    return unit.with_diameter(2 * float(rule.w) * initial, shape)
 
 
-def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], where: str) -> Ball:
+def _region_around(unit: Ball, rule: Rule, members: Sequence[Candidate], share: float, where: str) -> Ball:
+    """The region in which steps of this share keep the weights as long as they are; they lie inside."""
+    shape, tensors = _block_shape(members), [c.parameter.detach() for c in members]
+    own = math.sqrt(sum(float(t.float().square().sum()) for t in tensors if not t.is_meta))
+    try:
+        usual = _usual_norm(rule, members, where)
+    except ValueError:
+        usual = 0.0
+    length = equilibrium_length(given_norm(own, usual), share)
+    if not 0 < length < math.inf:
+        start = (
+            "holds NaN or inf"
+            if own
+            else "starts at zero, and nothing is known of a usual start: give the rule a radius"
+        )
+        raise ValueError(f"{where}: {start}")
+    region = unit.with_diameter(2 * length, shape)
+    if own * region.gauge.widest(region.count(shape)) > region.radius:  # perhaps outside: look closely
+        empty = torch.empty(shape, dtype=working_dtype(tensors[0].dtype), device=tensors[0].device)
+        point = layout_of(region, tensors, [c.axis for c in members]).gather(tensors, into=empty)
+        region = region.with_radius(max(region.radius, float(region.norm(point))))
+    return region.with_radius(shared_radius(region.radius))
+
+
+def _usual_norm(rule: Rule, members: Sequence[Candidate], where: str) -> float:
+    """The norm of the block under its layers' default initialisation."""
+    if rule.initial is not None:
+        return rule.initial
+    try:
+        return math.sqrt(sum(initial_norm(c.found.module, c.found.local_name, c.parameter) ** 2 for c in members))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _unit_ball(
+    rule: Rule, members: Sequence[Candidate], shape: Sequence[int], where: str, horizon: Horizon | None
+) -> Ball:
     if isinstance(rule.kind, str) and ":" in rule.kind:
         n, m = map(int, rule.kind.split(":"))
         return NMBall(n, m, axis=0 if members[0].transposed else 1)
@@ -183,12 +271,15 @@ def _unit_ball(rule: Rule, members: Sequence[Candidate], shape: Sequence[int], w
         raise ValueError(
             f"{where}: {kind_name(make)} needs {', '.join(needs)} too; give a function such as `lambda: LpBall(2)`"
         )
-    if rule.k is None and rule.takes_k:
+    if rule.k is None and rule.takes_k and horizon is None:
         raise ValueError(f"{where}: how many may grow? give k: an int is a count, a float in (0, 1] a fraction")
     unit = make(k=1) if rule.takes_k else make()
     if not isinstance(unit, Ball):
         raise ValueError(f"{where}: {kind_name(make)} makes no ball around 0, so it cannot constrain a weight")
-    return make(k=_count(rule.k, unit.view.count(shape), where)) if rule.takes_k else unit  # type: ignore[arg-type]
+    if not rule.takes_k:
+        return unit
+    k = default_k(unit.view, horizon.steps) if rule.k is None and horizon is not None else rule.k
+    return make(k=_count(k, unit.view.count(shape), where))  # type: ignore[arg-type]
 
 
 def _maker(rule: Rule) -> Make:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,6 +12,31 @@ from torch import Tensor
 from sparsefw.geometry import Ball, Spectrum
 from sparsefw.optim.stacks import Stack
 from sparsefw.optim.table import table
+
+DECAYED = 0.05  # of the layer's largest magnitude: what is below counts as decayed
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the constraint has come, over all constrained weights; layers count by their size.
+
+    renewed        how often weights have been renewed: the sum of the step sizes. exp(-renewed) of the start is left
+    decayed        share of the filters, directions or weights below 5 % of the largest of their layer
+    compressible   share of a weight's L2 norm in the k magnitudes that its gauge would keep: 1 where the others are gone
+    clamped        share of the steps in which the step size was cut at 1
+    """
+
+    renewed: float
+    decayed: float
+    compressible: float
+    clamped: float
+
+    def __str__(self) -> str:
+        cut = f", step size cut at 1 in {self.clamped:.0%} of the steps" if self.clamped else ""
+        return (
+            f"all layers: renewed {self.renewed:.2f} times, {self.decayed:.0%} decayed, "
+            f"{self.compressible:.0%} of the norm in what would be kept{cut}"
+        )
 
 
 @dataclass(frozen=True)
@@ -22,11 +48,14 @@ class LayerReport:
     momentum_norm   L2 norm of the momentum buffer
     step_size       eta of the last step: the share of the way to the vertex, and of the decay of everything else
     clamped         share of the steps in which eta was cut at 1
+    renewed         the sum of all step sizes so far: exp(-renewed) of the weights at the start is left
+    decayed         share of the magnitudes below 5 % of the largest
     norm            norm(theta) / radius: at most 1, up to rounding
     length          ||theta||_2 / radius
     quality         <vertex, m> / <best vertex, m> of the last step: 1 but for warm-started spectral oracles; NaN before a step
     certified       a lower bound on the quality that every step keeps without an SVD; loose where the spectrum is flat
     compressible    share of ||theta||_2 in the k magnitudes that the gauge would keep: 1 where the others are gone
+    entries         how many weights it has
     """
 
     name: str
@@ -35,11 +64,14 @@ class LayerReport:
     momentum_norm: float
     step_size: float
     clamped: float
+    renewed: float
+    decayed: float
     norm: float
     length: float
     quality: float
     certified: float
     compressible: float
+    entries: int
 
 
 class Quality(NamedTuple):
@@ -50,12 +82,63 @@ class Quality(NamedTuple):
 
 
 class LayerReports(list[LayerReport]):
-    """Printed, a table with a line per layer."""
+    """Printed, a table with a line per layer, and one for the whole."""
+
+    @property
+    def total(self) -> Progress:
+        return total([(r.entries, Progress(r.renewed, r.decayed, r.compressible, r.clamped)) for r in self])
 
     def __str__(self) -> str:
         columns = [field.name for field in fields(LayerReport)]
-        rows = [[report.name, *(f"{getattr(report, column):.3g}" for column in columns[1:])] for report in self]
-        return table([columns, *rows])
+        rows = [[report.name, *(_cell(getattr(report, column)) for column in columns[1:])] for report in self]
+        return "\n".join([table([columns, *rows]), *([str(self.total)] if self else [])])
+
+
+def _cell(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def total(parts: Sequence[tuple[int, Progress]]) -> Progress:
+    """The mean over layers, by their number of entries."""
+    whole = max(sum(entries for entries, _ in parts), 1)
+    means = (sum(entries * getattr(part, field.name) for entries, part in parts) / whole for field in fields(Progress))
+    return Progress(*means)
+
+
+@torch.no_grad()
+def progress(stack: Stack, region: Ball, weights: list[list[Tensor]]) -> list[tuple[int, Progress]]:
+    """(entries, Progress) of every block of the stack, without what the whole report costs; reads the device."""
+    found = []
+    for i, tensors in enumerate(weights):
+        theta = stack.layout.gather(tensors, into=torch.empty_like(stack.momentum[i]))
+        found.append((theta.numel(), _progress(stack, i, region, _magnitudes(region, theta))))
+    return found
+
+
+def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> Progress:
+    taken, renewed, clamped = stack.figures.progress[i].tolist()
+    largest = magnitudes.max()
+    kept = magnitudes[region.gauge.maximizer(magnitudes) != 0]
+    return Progress(
+        renewed=renewed,
+        decayed=float((magnitudes <= DECAYED * largest).double().mean()) if bool(largest > 0) else 1.0,
+        compressible=float(kept.norm() / magnitudes.norm()) if bool(largest > 0) else 1.0,
+        clamped=clamped / max(taken, 1.0),
+    )
+
+
+def _magnitudes(region: Ball, theta: Tensor) -> Tensor:
+    """Singular values by the Gram matrix in float64: to 1e-8 of the largest, which is plenty here, and fast."""
+    if isinstance(region.view, Spectrum):
+        return singular_values(theta.flatten(1)[None])[0]
+    return region.view.magnitudes(theta.unsqueeze(0))[0]
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """(b, n, m) -> (b, min(n, m)), by eigenvalues of the smaller Gram matrix."""
+    m = matrices.double()
+    gram = m @ m.mT if m.shape[1] <= m.shape[2] else m.mT @ m
+    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
 
 
 @torch.no_grad()
@@ -67,8 +150,7 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
         theta = stack.layout.gather(weights[i], into=torch.empty_like(m))
         gradients = [p.grad for p in block if p.grad is not None]
         g = stack.layout.gather(gradients, into=torch.empty_like(m)) if len(gradients) == len(block) else m
-        magnitudes = region.view.magnitudes(theta.unsqueeze(0))[0]
-        kept = magnitudes[region.gauge.maximizer(magnitudes) != 0]
+        state = _progress(stack, i, region, region.view.magnitudes(theta.unsqueeze(0))[0])
         results.append(
             LayerReport(
                 name=name,
@@ -76,12 +158,15 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
                 gradient_norm=float(g.norm()),
                 momentum_norm=float(m.norm()),
                 step_size=float(stack.figures.eta[i]),
-                clamped=float(stack.figures.clamped[i]) / max(int(stack.figures.steps[i]), 1),
+                clamped=state.clamped,
+                renewed=state.renewed,
+                decayed=state.decayed,
                 norm=float(region.norm(theta)) / region.radius,
                 length=float(theta.norm()) / region.radius,
                 quality=quality.exact[i],
                 certified=quality.certified[i],
-                compressible=float(kept.norm() / magnitudes.norm()) if bool(magnitudes.any()) else 1.0,
+                compressible=state.compressible,
+                entries=theta.numel(),
             )
         )
     return results
@@ -92,9 +177,7 @@ def oracle_quality(stack: Stack, region: Ball) -> Quality:
     view, count, size = region.view, region.count(stack.layout.shape), len(stack.blocks)
     if not isinstance(view, Spectrum) or not view.follows(region.gauge, count):
         return Quality([1.0] * size, [1.0] * size)
-    m = stack.momentum.flatten(2).double()
-    gram = m @ m.mT if m.shape[1] <= m.shape[2] else m.mT @ m
-    singular_values = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    values = singular_values(stack.momentum.flatten(2))
     gained = stack.figures.gained.double()
-    bound = region.gauge.longest(count) * singular_values.norm(dim=-1)
-    return Quality((gained / region.gauge.dual_norm(singular_values)).tolist(), (gained / bound).tolist())
+    bound = region.gauge.longest(count) * values.norm(dim=-1)
+    return Quality((gained / region.gauge.dual_norm(values)).tolist(), (gained / bound).tolist())

@@ -44,6 +44,17 @@ def check_keys(group: Group, defaults: Group) -> None:
             )
 
 
+def check_rules(groups: Any, rescale: Rescale | None) -> None:
+    """ValueError where a rule is given for all groups, and every constrained one has its own."""
+    constrained = [g for g in groups if isinstance(g, dict) and g.get("region") is not None]
+    own = [g["rescale"] for g in constrained if "rescale" in g]
+    if rescale is not None and own and len(own) == len(constrained):
+        raise ValueError(
+            f"rescale={rescale} has no effect: the groups have a rule of their own, {type(own[0]).__name__}; the paper's steps "
+            "are those of constrain(..., w=...) without steps"
+        )
+
+
 def check_group(group: Group, names: list[str]) -> None:
     """TypeError or ValueError, in one line that names the parameter or the key, where the group cannot be stepped."""
     region = group["region"]
@@ -98,18 +109,20 @@ def _check_hyperparameters(group: Group) -> None:
 
 
 @torch.no_grad()
-def pull_inside(group: Group, names: list[str]) -> None:
+def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
     """Scale blocks that lie outside of their region onto its boundary: Frank-Wolfe keeps inside what is inside.
 
-    Up to rounding: a trained weight on the boundary must not be touched when its training is resumed.
+    Up to rounding: a trained weight on the boundary must not be touched when its training is resumed. Returns the factor by which
+    each scaled block, named by its first tensor, was multiplied.
     """
+    scaled: dict[str, float] = {}
     for p, name in zip(group["params"], names, strict=True):
         if not p.is_meta and not bool(p.isfinite().all()):
             raise ValueError(f"{name}: holds NaN or inf before the first step")
     region = group["region"]
     if region is None:
-        return
-    for block in blocks_of(group):
+        return scaled
+    for block, name in zip(blocks_of(group), names, strict=False):
         if any(p.is_meta for p in block):
             continue
         layout = layout_of(region, block, axes_of(group))
@@ -120,8 +133,10 @@ def pull_inside(group: Group, names: list[str]) -> None:
         if not bool(region.contains(point, tolerance=tolerance(block[0].dtype))):
             # Rounding must not lead out again.
             inside = region.pull_inside(point) * (1 - torch.finfo(block[0].dtype).eps)
+            scaled[name] = float(inside.norm() / point.norm())
             for view, p in zip(layout.views(inside), block, strict=True):
                 p.copy_(view)
+    return scaled
 
 
 def tolerance(dtype: torch.dtype) -> float:

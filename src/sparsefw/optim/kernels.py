@@ -22,18 +22,20 @@ Tensors = list[Tensor]
 
 
 class Setting(NamedTuple):
-    """What a step is given: learning rate and rule, the region's radius and L2 diameter, ||g|| per block, and health."""
+    """What a step is given: learning rate and rule, the region's radius and L2 diameter, per block ||g|| and the steps taken
+    before, and health."""
 
     lr: float | Tensor
     rule: Rescale
     radius: float
     diameter: float
     batch: Tensor
+    taken: Tensor
     healthy: Tensor | None
 
     def step(self, momentum: Tensor, distance: Tensor) -> Step:
         """eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
-        eta, clamped = step_size(self.rule, self.lr, Lengths(momentum, self.batch, distance, self.diameter))
+        eta, clamped = step_size(self.rule, self.lr, Lengths(momentum, self.batch, distance, self.diameter, self.taken))
         return (
             Step(eta, clamped)
             if self.healthy is None

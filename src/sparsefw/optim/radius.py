@@ -1,8 +1,9 @@
-"""How large a region should be: w times the norm that PyTorch's default initialisation would give the weight.
+"""How large a region should be.
 
-The same w then means the same thing for every layer and every network, whatever initialisation the model itself uses. The
-live model is never touched: the norm has a closed form for convolutions and linear layers, and is measured on a copy of
-the module for any other.
+From the weights as given (the default): so large that the steps of a training keep weights about as long as they are.
+By w, as in the paper: w times the norm that PyTorch's default initialisation would give the weight, whatever initialisation the
+model itself uses. The live model is never touched: that norm has a closed form for convolutions and linear layers, and is
+measured on a copy of the module for any other.
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ from torch import Tensor, nn
 
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
-# The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. The decay adds up over steps, so that shorter
-# trainings need a smaller region; no grid of the paper goes beyond 50.
+FROM_WEIGHTS = "from-weights"
+_MOMENTUM = 0.9  # SFW's default: how alike the vertices of neighbouring steps are
+# A weight below this share of a usual start is one that starts at zero on purpose, such as the last of a residual branch.
+_NOTHING = 0.01
+_STEPS_PER_DOUBLING = 4
+
+# The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. With its gradient rule the decay adds up over steps, so
+# that shorter trainings need a smaller region; no grid of the paper goes beyond 50.
 _PAPER_STEPS, _PAPER_W, _LARGEST_W, _UNNORMALISED_W = 39_000, 20.0, 50.0, 3.0
 # Below these a short training hardly learns (digits, 63 to 420 steps: weights 28 to 87 %, at 0.4 94 to 97 %). Filters do, and
 # larger regions do not help them. Neurons are mostly of layers that no normalisation follows.
@@ -25,8 +32,28 @@ _LEAST_W = {"weights": 0.4, "N:M": 0.4, "rank": 0.2, "neurons": _UNNORMALISED_W}
 _DRAWS = 20
 
 
+def equilibrium_length(given: float, share: float) -> float:
+    """The L2 radius r at which Frank-Wolfe steps of this share keep a weight of the norm `given` as long as it is.
+
+    theta is the average of vertices v_t of length r, with weights eta (1 - eta)^s. Where the gradient is mostly noise, v_t and
+    v_{t-s} have the correlation rho^s of the momentum, and E ||theta||^2 = r^2 (eta / 2) (1 + rho) / (1 - rho). Where it is
+    mostly signal, theta may grow up to r. A step has the length eta r = given sqrt(2 eta (1 - rho) / (1 + rho)).
+    """
+    return given * math.sqrt(2 * (1 - _MOMENTUM) / ((1 + _MOMENTUM) * share))
+
+
+def shared_radius(radius: float) -> float:
+    """The next larger of 1, 2^(1/4), 2^(1/2), ...: equal layers start at slightly different norms, and share a region so."""
+    return 2.0 ** (math.ceil(_STEPS_PER_DOUBLING * math.log2(radius) - 1e-9) / _STEPS_PER_DOUBLING)
+
+
+def given_norm(norm: float, usual: float) -> float:
+    """What counts as the norm of a weight: its own, or that of a usual start where it starts at (nearly) zero."""
+    return norm if norm > _NOTHING * usual else usual
+
+
 def default_w(steps: int, normalised: bool = True, kind: object = None) -> float:
-    """About the w that a training of this many steps needs: 20 at the paper's 39,000, in proportion, at most 50.
+    """About the w that the paper's gradient rule needs for this many steps: 20 at its 39,000, in proportion, at most 50.
 
     It is at least 0.4 for "weights" and "N:M" and 0.2 for "rank", without which trainings of a few epochs hardly learn. In a
     network without normalisation layers, and for "neurons", the scale of a weight matters, and regions that are much smaller

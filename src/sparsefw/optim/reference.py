@@ -25,11 +25,16 @@ def sfw_reference(
     momentum: float,
     dampening: float,
     rule: Rescale,
+    taken: int,
 ) -> Tensor:
-    """theta <- (1 - eta) theta + eta v in place, with v = argmin_{u in region} <u, m>; returns the new momentum m."""
+    """theta <- (1 - eta) theta + eta v in place, with v = argmin_{u in region} <u, m>; returns the new momentum m.
+
+    `taken` steps were made before this one.
+    """
     m = g.clone() if m is None else momentum * m + (1 - dampening) * g
     v = region.lmo(m)
-    lengths = Lengths(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape))
+    before = torch.full((1,), float(taken), dtype=torch.float64)
+    lengths = Lengths(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape), before)
     eta, _ = step_size(rule, lr, lengths)
     theta.lerp_(v, eta[0])
     return m
@@ -77,7 +82,9 @@ class ReferenceSFW(torch.optim.Optimizer):
                 if group["region"] is None:
                     state["momentum"] = sgd_reference(p, p.grad, m, lr, rho, group["weight_decay"])
                 else:
+                    rule, taken = group["rescale"].starting_at(self.defaults["lr"]), state.get("taken", 0)
                     state["momentum"] = sfw_reference(
-                        p, p.grad, m, group["region"], lr, rho, group["dampening"], group["rescale"]
+                        p, p.grad, m, group["region"], lr, rho, group["dampening"], rule, taken
                     )
+                    state["taken"] = taken + 1
         return loss

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Elements, Gauge, Groups, KSparse, KSupport, Spectrum, View
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.optim.radius import FROM_WEIGHTS
 from sparsefw.words import did_you_mean
 
 Make = Callable[..., Ball]
@@ -49,7 +50,8 @@ class Rule:
     kind      "filters", "rank", "weights", "neurons", "N:M" such as "2:4": the weights of such layers; or a function that
               makes a region from k, or from nothing, such as SpectralKSparse or `lambda: LpBall(2)`; or None for no region
     k         how many may grow: an int is a count, a float in (0, 1] a fraction of what the layer has, rounded down, at least 1
-    w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; or `radius` sets it directly
+    w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; "from-weights": as large as a
+              training of so many steps needs around the weights as given; or `radius` sets it directly
     types     module types; default: those that the kind's word means, or any
     coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
     gauge     "k-support" or "k-sparse", of a word's region
@@ -59,7 +61,7 @@ class Rule:
     match: str | tuple[str, ...] = "*"
     kind: str | Make | None = None
     k: int | float | None = None
-    w: float | None = None
+    w: float | str | None = None
     radius: float | None = None
     types: tuple[type[nn.Module], ...] | None = None
     coupled: bool = False
@@ -84,7 +86,7 @@ class Rule:
             isinstance(self.types, tuple) and all(isinstance(t, type) for t in self.types)
         ):
             raise ValueError(f"{where}: types must be a tuple of module classes, got {self.types!r}")
-        for name, value in (("w", self.w), ("radius", self.radius)):
+        for name, value in (("w", None if self.w == FROM_WEIGHTS else self.w), ("radius", self.radius)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{where}: {name} must be a positive, finite number, got {value!r}")
 

@@ -3,7 +3,7 @@
 For each constrained block, with C its feasible region and m its momentum:
 
     v     = argmin_{u in C} <u, m>            a vertex: few filters, directions or weights
-    eta   = lr ||m|| / ||v - theta||          clamped to [0, 1]; other rules in rescale.py
+    eta   = by a rule of rescale.py           in [0, 1]: a share of the way, in units of the training's length or of the gradient
     theta = (1 - eta) theta + eta v           what v leaves out decays: the only regulariser
 
 reference.py has this in a dozen lines per parameter. Here it runs on stacks of equal blocks (stacks.py) by the kernels of
@@ -21,10 +21,20 @@ from torch import Tensor
 
 from sparsefw.geometry import Ball
 from sparsefw.optim import kernels
-from sparsefw.optim.diagnostics import LayerReports
+from sparsefw.optim.announce import Watch, warn_if_nothing_is_constrained, warn_of_scaled
+from sparsefw.optim.diagnostics import LayerReports, Progress, progress, total
 from sparsefw.optim.diagnostics import oracle_quality as quality
 from sparsefw.optim.diagnostics import report as diagnose
-from sparsefw.optim.groups import Group, axes_of, blocks_of, check_group, check_keys, pull_inside, readable_groups
+from sparsefw.optim.groups import (
+    Group,
+    axes_of,
+    blocks_of,
+    check_group,
+    check_keys,
+    check_rules,
+    pull_inside,
+    readable_groups,
+)
 from sparsefw.optim.health import Health, NonFiniteGradientError
 from sparsefw.optim.planner import Planner
 from sparsefw.optim.rescale import Gradient, Rescale
@@ -40,15 +50,17 @@ class SFW(torch.optim.Optimizer):
     Param group keys, each with the argument of the same name as default:
         region         a Ball, or None for an unconstrained group
         coupled        True: all tensors of the group form ONE block, with `axes` their group axes (default 0 each)
-        lr, momentum, dampening   as in torch.optim.SGD; with the default rule a step has SGD's length lr ||m||
-        rescale        how lr becomes a step size: Gradient() (the paper's), FastGradient(), Diameter(), Unscaled()
+        lr, momentum, dampening   as in torch.optim.SGD
+        rescale        how lr becomes a step size: Horizon(steps, renewals), which constrain(..., steps=) puts into its groups;
+                       Gradient(), the paper's, where nothing is said: steps of SGD's length lr ||m||; FastGradient(), Diameter(),
+                       Unscaled()
         score_momentum   filters are chosen by their momenta's norms averaged over steps with this decay (scores.py); 0: not
         rest           "sgd" or "adamw", for groups without a region, with
         weight_decay, nesterov, adam_betas, adam_eps; `rest_lr` is the default learning rate of these groups
 
-    Weights outside of their region are scaled onto its boundary when their group is added or is given another region. On
-    constrained groups there is no weight decay: the step itself decays what it does not choose. bfloat16 and float16 weights
-    get a float32 copy in the state, since steps of 1e-3 vanish in their rounding.
+    Weights outside of their region are scaled onto its boundary when their group is added, with an SFWWarning, or is given
+    another region. On constrained groups there is no weight decay: the step itself decays what it does not choose. bfloat16 and
+    float16 weights get a float32 copy in the state, since steps of 1e-3 vanish in their rounding.
 
     A step with a non-finite gradient changes nothing: on_nonfinite="raise" names the parameter, at once on a CPU, on other
     devices when `check_every` steps have passed; "skip" only counts (see `nonfinite_counts`).
@@ -64,7 +76,7 @@ class SFW(torch.optim.Optimizer):
         momentum: float = 0.9,
         *,
         dampening: float = 0.0,
-        rescale: Rescale = Gradient(),
+        rescale: Rescale | None = None,
         rest: str = "sgd",
         rest_lr: float | Tensor | None = None,
         weight_decay: float = 0.0,
@@ -80,19 +92,27 @@ class SFW(torch.optim.Optimizer):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
         if check_every < 1:
             raise ValueError(f"check_every must be at least 1, got {check_every}")
+        params = params if isinstance(params, Tensor) else list(params)
+        check_rules(params, rescale)
+        warn_if_nothing_is_constrained(params)
         self._on_nonfinite, self._check_every, self._fused = on_nonfinite, check_every, fused
         self._rest_lr = lr if rest_lr is None else rest_lr
         self._prepare()
+        self._scaled: dict[str, float] | None = {}  # the weights scaled onto regions so far, until it is told
         defaults = dict(
-            lr=lr, momentum=momentum, dampening=dampening, rescale=rescale, rest=rest, weight_decay=weight_decay,
+            lr=lr, momentum=momentum, dampening=dampening, rescale=rescale or Gradient(), rest=rest, weight_decay=weight_decay,
             nesterov=nesterov, adam_betas=adam_betas, adam_eps=adam_eps, score_momentum=score_momentum,
             region=None, coupled=False, axes=None,
         )  # fmt: skip
         super().__init__(params, defaults)
+        scaled, self._scaled = self._scaled, None
+        constrained = [group for group in self.param_groups if group["region"] is not None]
+        warn_of_scaled(scaled, sum(len(blocks_of(group)) for group in constrained))
 
     def _prepare(self) -> None:
         self._health = Health()
         self._unread = 0
+        self._watch = Watch()
         self._stacks: dict[int, list[Stack]] = {}
         self._planner = Planner(self._fused)
         self._entered: dict[int, Ball | None] = {}  # the region that each group's weights are known to be in
@@ -109,10 +129,16 @@ class SFW(torch.optim.Optimizer):
         lr = self._rest_lr if param_group.get("region") is None else self.defaults["lr"]
         super().add_param_group({"lr": lr, **param_group, "params": params})
         try:
-            self._enter_region(len(self.param_groups) - 1)
+            scaled = self._enter_region(len(self.param_groups) - 1)
+            added = self.param_groups[-1]
+            added["rescale"] = added["rescale"].starting_at(float(added["lr"]))
         except BaseException:  # an interrupt must not leave a half-added group either
             self.param_groups.pop()
             raise
+        if self._scaled is None:
+            warn_of_scaled(scaled, len(blocks_of(added)))
+        else:
+            self._scaled |= scaled
 
     @torch.no_grad()
     def enter_regions(self) -> None:
@@ -121,11 +147,12 @@ class SFW(torch.optim.Optimizer):
             if self._entered.setdefault(index, group["region"]) != group["region"]:
                 self._enter_region(index)
 
-    def _enter_region(self, index: int) -> None:
+    def _enter_region(self, index: int) -> dict[str, float]:
         group, names = self.param_groups[index], self._names(index)
         check_group(group, names)
-        pull_inside(group, names)
+        scaled = pull_inside(group, names)
         self._entered[index] = group["region"]
+        return scaled
 
     def _names(self, index: int) -> list[str]:
         group = self.param_groups[index]
@@ -163,8 +190,7 @@ class SFW(torch.optim.Optimizer):
                 for stack in self._current_stacks(index):
                     for run in stack.runs():
                         self._constrained_step(group, run, lengths, healthy)
-        if healthy is not None:
-            self._read_counts_now_and_then()
+        self._look_back(healthy)
         return loss
 
     def _with_gradients(self) -> tuple[list[Tensor], list[str]]:
@@ -216,7 +242,8 @@ class SFW(torch.optim.Optimizer):
         kernels.momentum_update(m, gradients, group["momentum"], group["dampening"], run.first, fine)
         batch = block_lengths(lengths, blocks).to(momentum.dtype)
         diameter = region.diameter(stack.layout.shape)
-        setting = kernels.Setting(group["lr"], group["rescale"], region.radius, diameter, batch, fine)
+        taken = stack.figures.taken[where]
+        setting = kernels.Setting(group["lr"], group["rescale"], region.radius, diameter, batch, taken, fine)
         if stack.by_rows:
             rows = [stack.layout.rows(block) for block in theta]
             norms, rho = region.view.magnitudes(momentum), group["score_momentum"]
@@ -230,16 +257,20 @@ class SFW(torch.optim.Optimizer):
             step = kernels.dense_update(
                 theta, length, vertex, [stack.layout.views(v) for v in vertex.unbind()], setting
             )
-        run.record(step.eta, step.clamped)
+        run.record(step.eta, step.clamped, fine)
         write_back(params, states)
 
     @torch.compiler.disable
-    def _read_counts_now_and_then(self) -> None:
+    def _look_back(self, healthy: Tensor | None) -> None:
+        """After a step: count it, and now and then read from the device what the steps since the last time were like."""
         self._unread += 1
+        self._watch.stepped(self.param_groups)
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if self._on_nonfinite == "raise" and self._unread >= self._check_every and not capturing:
             self._unread = 0
-            self._health.raise_if_any()
+            if healthy is not None:
+                self._health.raise_if_any()
+            self._watch.look(self._labelled_stacks())
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradientError where a step since the last check was skipped on the device; syncs. For captured steps."""
@@ -255,13 +286,25 @@ class SFW(torch.optim.Optimizer):
         return torch.cat([eta.flatten().float() for eta in found]) if found else None
 
     @torch.no_grad()
+    def progress(self) -> Progress | None:
+        """How often weights were renewed so far, how many have decayed, how compressible they are; reads the device."""
+        found = [
+            part
+            for region, stack, _ in self._labelled_stacks()
+            for part in progress(stack, region, self._weights_of(stack))
+        ]
+        return total(found) if found else None
+
+    @torch.no_grad()
     def diagnostics(self) -> LayerReports:
         """Frank-Wolfe gap, step size, norms, oracle quality and compressibility of every constrained block; reads the device."""
         reports = LayerReports()
         for region, stack, names in self._labelled_stacks():
-            weights = [[self.state[p].get("master", p) for p in block] for block in stack.blocks]
-            reports += diagnose(stack, region, names, weights)
+            reports += diagnose(stack, region, names, self._weights_of(stack))
         return reports
+
+    def _weights_of(self, stack: Stack) -> list[list[Tensor]]:
+        return [[self.state[p].get("master", p) for p in block] for block in stack.blocks]
 
     @torch.no_grad()
     def oracle_quality(self) -> dict[str, float]:
@@ -306,6 +349,7 @@ class SFW(torch.optim.Optimizer):
                 elif isinstance(value, Tensor):
                     self.state[p][key] = value.to(device=p.device, copy=True)
         self._stacks = {}
+        self._watch = Watch.of(self.state.values())
         self._entered = {index: group["region"] for index, group in enumerate(self.param_groups)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,4 +359,5 @@ class SFW(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it here, and no group of ours has it
+        self._scaled = None
         self._prepare()

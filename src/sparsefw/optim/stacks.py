@@ -142,7 +142,7 @@ class Stack:
         self.dtype = working_dtype(example.dtype)
         size = len(self.blocks)
         self.momentum = torch.zeros((size, *layout.shape), dtype=self.dtype, device=example.device)
-        self.figures = figures_of(size, self.dtype, example.device)
+        self.own_figures(figures_of(size, self.dtype, example.device))
         self.warm: Tensor | None = None
         # On a CPU launches are cheap and memory is dear: about 8 MB at once stay in cache from one pass to the next, and
         # temporaries of that size are reused by the allocator.
@@ -164,6 +164,14 @@ class Stack:
             self.own_warm(
                 torch.empty((len(self.blocks), *known[0].shape), dtype=self.dtype, device=self.momentum.device)
             )
+
+    def own_figures(self, figures: Figures) -> None:
+        """Figures in this memory, which keep what the blocks' states know of their progress and are that from now on."""
+        for progress, (state, *_) in zip(figures.progress.unbind(), self.states, strict=True):
+            if "progress" in state:
+                progress.copy_(state["progress"])
+            state["progress"] = progress
+        self.figures = figures
 
     def current(self, state: Mapping[Tensor, State]) -> bool:
         """Whether the state is still ours: not reloaded, cleared, deep-copied, moved to another device or cast."""
@@ -225,23 +233,34 @@ class Stack:
 
 
 class Figures(NamedTuple):
-    """What the last step did to each block (b,), and how often before; on the device.
+    """What the last step did to each block, and all steps together; on the device.
 
-    gained is <u, m> for its vertex u on the unit ball: against the dual norm of m, the quality of the oracle.
+    eta        (b,) its share of the way to the vertex
+    gained     (b,) <u, m> for its vertex u on the unit ball: against the dual norm of m, the quality of the oracle
+    progress   (b, 3) the steps taken, the sum of their shares, and how many of them were cut at 1; kept in state dicts
     """
 
     eta: Tensor
     gained: Tensor
-    clamped: Tensor
-    steps: Tensor
+    progress: Tensor
+
+    @property
+    def taken(self) -> Tensor:
+        return self.progress[:, 0]
+
+    @property
+    def renewed(self) -> Tensor:
+        return self.progress[:, 1]
+
+    @property
+    def clamped(self) -> Tensor:
+        return self.progress[:, 2]
 
 
 def figures_of(size: int, dtype: torch.dtype, device: torch.device) -> Figures:
-    zeros, counts = (
-        torch.zeros(size, dtype=dtype, device=device),
-        torch.zeros(2, size, dtype=torch.int64, device=device),
-    )
-    return Figures(zeros, torch.full_like(zeros, math.nan), *counts)
+    zeros = torch.zeros(size, dtype=dtype, device=device)
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    return Figures(zeros, torch.full_like(zeros, math.nan), torch.zeros(size, 3, dtype=exact, device=device))
 
 
 # Ages stop where they cease to matter, so that compiled steps are not compiled again. By table and not by arithmetic: a compiler
@@ -272,12 +291,13 @@ class Run(NamedTuple):
             stack.figures.gained[where].copy_((vertex * momentum).flatten(1).sum(-1))
         return vertex.contiguous()
 
-    def record(self, eta: Tensor, clamped: Tensor) -> None:
-        """Note the step taken."""
+    def record(self, eta: Tensor, clamped: Tensor, healthy: Tensor | None) -> None:
+        """Note the step taken: none where gradients were not healthy."""
         figures, where = self.stack.figures, self.where
         figures.eta[where].copy_(eta)
+        figures.taken[where].add_(1 if healthy is None else healthy)
+        figures.renewed[where].add_(eta)
         figures.clamped[where].add_(clamped)
-        figures.steps[where].add_(1)
         for states in self.stack.states[where]:
             for state in states:
                 state["age"] = _NEXT_AGE[self.age]

@@ -80,7 +80,7 @@ class Retraining(Trainings):
         """One after the other: train, prune, prune and retrain."""
         training, retraining = self.decays(setting)
         trained = [self.training(setting, "sgd", f"sgd-{wd:g}", f"train.weight_decay={wd}") for wd in training]
-        trained.append(self.training(setting, "weights", "sparsefw"))
+        trained.append(self.training(setting, "weights-paper", "sparsefw"))
         pruned, again = [], []
         data = ["--data", str(setting.data)] if setting.data is not None else []
         epochs = 3 if setting.quick else 10
@@ -191,11 +191,11 @@ class Observed(Trainings):
         scale = 0.02 if setting.quick else 1.0  # of w: a short training needs small regions
         if self.quantity == "distance":
             ks = (0.1, 0.3, 0.6) if setting.quick else (0.1, 0.2, 0.3, 0.5, 0.7)
-            found = {f"SparseFW k={k:g}": ("filters", f"method.k={k}", f"method.w={20 * scale:g}") for k in ks}
+            found = {f"SparseFW k={k:g}": ("filters-paper", f"method.k={k}", f"method.w={20 * scale:g}") for k in ks}
             return {"SGD": ("sgd", "curve.kind=filters"), **found}
         pairs = ((0.1, 10), (0.1, 30), (0.3, 30)) if not setting.quick else ((0.1, 20), (0.1, 60))
         found = {
-            f"SparseFW k={k:g} w={w * scale:g}": ("weights", f"method.k={k}", f"method.w={w * scale:g}")
+            f"SparseFW k={k:g} w={w * scale:g}": ("weights-paper", f"method.k={k}", f"method.w={w * scale:g}")
             for k, w in pairs
         }
         decays = {f"SGD weight decay {wd:g}": ("sgd", f"train.weight_decay={wd}") for wd in (1e-4, 5e-4)}

@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsefw.geometry import Ball
 from sparsefw.geometry.gauges import Tip
 from sparsefw.optim.fused import elementwise, entries, rows
-from sparsefw.optim.fused.common import rule_number
+from sparsefw.optim.fused.common import rule_number, rule_scales
 from sparsefw.optim.fused.network import Group, Network, Part
 from sparsefw.optim.fused.tables import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
 from sparsefw.optim.stacks import Figures, Stack
@@ -56,7 +56,9 @@ class Bundle(Part):
                 network.momentum[t] = buffer
         # As float32, which weights are: at a vertex the distance to it is then exactly 0.
         self.radii = _doubles([member.region.radius for member in members], device).float().double()
-        self.diameters = _doubles([member.region.diameter(member.shape) for member in members], device)
+        self.scales = _doubles(
+            [rule_scales(member.group["rescale"], member.region.diameter(member.shape)) for member in members], device
+        )
         self.supports = integers([member.support for member in members], device)
         self.rates = Addresses(len(members), device, fleeting=True)
         self.part_tensor = integers([t for member in members for t in member.tensors], device)
@@ -111,8 +113,8 @@ class Rows(Bundle):
         )  # fmt: skip
         rows.sfw_choose_rows[(len(self.members),)](
             self._figures, count, self._rows, self.supports, self._parts, self._first_part, self._part_piece,
-            self.part_tensor, self.radii, self.diameters, self.rates.table, network.norms, network.bad, self.decay,
-            self._factor, self.figures.eta, self.figures.clamped, self.figures.steps,
+            self.part_tensor, self.radii, self.scales, self.rates.table, network.norms, network.bad, self.decay,
+            self._factor, self.figures.eta, self.figures.progress,
             RULE=self.rule, ROWS=max(16, self._most), num_warps=4 if self._most <= 2048 else 16,
         )  # fmt: skip
         elementwise.sfw_move_rows[(count,)](
@@ -157,9 +159,9 @@ class Entries(Bundle):
         )  # fmt: skip
         entries.sfw_choose_entries[(len(self.members),)](
             momenta, weights, cut.starts, cut.lengths, self._first, self._count, self._threshold, self._needed,
-            self._figures, count, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor,
-            network.bad, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.clamped,
-            self.figures.steps, RULE=self.rule, FLAT=self._flat, BLOCK=block,
+            self._figures, count, self.radii, self.scales, self.rates.table, network.norms, self.part_tensor,
+            network.bad, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.progress,
+            RULE=self.rule, FLAT=self._flat, BLOCK=block,
         )  # fmt: skip
         entries.sfw_move_entries[(count,)](
             momenta, weights, *pieces, self._threshold, self._allowed, self.decay, self._factor, FLAT=self._flat,
@@ -167,7 +169,7 @@ class Entries(Bundle):
         )  # fmt: skip
 
 
-def _doubles(values: Sequence[float], device: torch.device) -> Tensor:
+def _doubles(values: Sequence[float] | Sequence[Sequence[float]], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).to(device)
 
 
@@ -177,6 +179,6 @@ def _joined(stacks: Sequence[Stack]) -> Figures:
     start = 0
     for stack in stacks:
         size = len(stack.blocks)
-        stack.figures = Figures(*(figure[start : start + size] for figure in joined))
+        stack.own_figures(Figures(*(figure[start : start + size] for figure in joined)))
         start += size
     return joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Rescale, Unscaled
+from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
 
 # What a line of `layers` holds: see directions.Layer.
 OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES, OF_SLICE = (tl.constexpr(i) for i in range(9))
@@ -14,14 +14,29 @@ _WIDTH = tl.constexpr(18)
 SMALL = tl.constexpr(32)  # no less than subspace.FOLLOWED: the size of the matrices that choose among directions
 # As gauges.negligible: 64 sqrt(tiny) of float32.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
-_UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT = (tl.constexpr(i) for i in range(4))
-_RULES = {Unscaled: _UNSCALED, Diameter: _DIAMETER, Gradient: _GRADIENT, FastGradient: _FAST_GRADIENT}
+_UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT, _HORIZON = (tl.constexpr(i) for i in range(5))
+_RULES = {
+    Unscaled: _UNSCALED,
+    Diameter: _DIAMETER,
+    Gradient: _GRADIENT,
+    FastGradient: _FAST_GRADIENT,
+    Horizon: _HORIZON,
+}
+_OF_BATCH = 5  # added to the number of a rule that looks at the batch's gradient
 
 
 def rule_number(rule: Rescale) -> int | None:
     """The rule as `step_size` below knows it; None for one it does not."""
     number = _RULES.get(type(rule))
-    return None if number is None else number.value + 4 * getattr(rule, "of_batch", False)
+    return None if number is None else number.value + _OF_BATCH * getattr(rule, "of_batch", False)
+
+
+def rule_scales(rule: Rescale, diameter: float) -> tuple[float, float, float, float]:
+    """What a block's share is computed from, as `step_size` below reads it: its diameter, and the numbers of Horizon."""
+    if isinstance(rule, Horizon):
+        assert rule.full_lr is not None
+        return diameter, rule.rate, rule.full_lr, float(rule.steps)
+    return diameter, 0.0, 1.0, 1.0
 
 
 @triton.jit
@@ -44,25 +59,28 @@ def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def step_size(lr, momentum, batch, distance, diameter, RULE: tl.constexpr):
+def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
     """(eta in [0, 1], whether the clamp cut it): as in rescale.py, in float64."""
-    length = batch if RULE >= 4 else momentum
-    if RULE % 4 == _UNSCALED:
+    length = batch if RULE >= 5 else momentum
+    if RULE % 5 == _UNSCALED:
         raw = lr
-    elif RULE % 4 == _DIAMETER:
-        raw = lr / diameter
-    elif RULE % 4 == _GRADIENT:
+    elif RULE % 5 == _DIAMETER:
+        raw = lr / tl.load(scales)
+    elif RULE % 5 == _GRADIENT:
         raw = lr * length / tl.where(distance > 0, distance, 1.0)
+    elif RULE % 5 == _FAST_GRADIENT:
+        raw = lr * length / (tl.load(scales) / 2)
     else:
-        raw = lr * length / (diameter / 2)
+        rate, full, steps = tl.load(scales + 1), tl.load(scales + 2), tl.load(scales + 3)
+        raw = rate * tl.minimum(lr / full, tl.maximum(1 - taken / steps, 1 / steps))
     moves = (momentum > _NEGLIGIBLE) & (distance > 0)
     eta = tl.where(moves, tl.minimum(tl.maximum(raw, 0.0), 1.0), 0.0)
-    return eta, (moves & (raw > 1)).to(tl.int64)
+    return eta, (moves & (raw > 1)).to(tl.float64)
 
 
 @triton.jit
 def settle(
-    b, length, kept, inner, theta, batch, radii, diameters, rates, bad, decay, eta, clamped, steps,
+    b, length, kept, inner, theta, batch, radii, scales, rates, bad, decay, eta, progress,
     RULE: tl.constexpr, FLAT: tl.constexpr = False,
 ):  # fmt: skip
     """Step size of block b, for the vertex v = -radius u / ||u|| that is as long as the radius; with FLAT v = -radius u.
@@ -76,13 +94,15 @@ def settle(
     square = theta + 2 * towards * inner + (towards * kept) * (towards * kept)
     distance = tl.sqrt(tl.maximum(square, 0.0))
     lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
-    share, cut = step_size(lr, length, tl.sqrt(batch).to(tl.float64), distance, tl.load(diameters + b), RULE)
+    taken = tl.load(progress + 3 * b)
+    share, cut = step_size(lr, length, tl.sqrt(batch).to(tl.float64), distance, taken, scales + 4 * b, RULE)
     fine = tl.load(bad) == 0
     share = tl.where(fine, share, 0.0)
     tl.store(decay + b, (1 - share).to(tl.float32))
     tl.store(eta + b, share.to(tl.float32))
-    tl.store(clamped + b, tl.load(clamped + b) + tl.where(fine, cut, 0))
-    tl.store(steps + b, tl.load(steps + b) + 1)
+    tl.store(progress + 3 * b, taken + tl.where(fine, 1.0, 0.0))
+    tl.store(progress + 3 * b + 1, tl.load(progress + 3 * b + 1) + share)
+    tl.store(progress + 3 * b + 2, tl.load(progress + 3 * b + 2) + tl.where(fine, cut, 0.0))
     return -share * towards
 
 

@@ -168,7 +168,7 @@ class Directions(Bundle):
             )  # fmt: skip
         factors.sfw_choose_directions[(len(self.members),)](
             self._figures, count, self._first, self._count, self._sums, len(coefficients), self._first_program,
-            self._programs, self._lengths, self.radii, self.diameters, self.rates.table, network.norms, self.part_tensor,
+            self._programs, self._lengths, self.radii, self.scales, self.rates.table, network.norms, self.part_tensor,
             network.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
         )  # fmt: skip
         products.sfw_move_directions[(len(move),)](

@@ -149,7 +149,7 @@ def _weigh(
 @triton.jit
 def sfw_choose_entries(
     momenta, weights, starts, lengths, first, count, threshold, needed, figures, pieces,
-    radii, diameters, rates, norms, part_tensor, bad, allowed, decay, factor, eta, clamped, steps,
+    radii, scales, rates, norms, part_tensor, bad, allowed, decay, factor, eta, progress,
     RULE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Step size of each block, and for every piece how many entries that equal the threshold it may take."""
@@ -191,7 +191,7 @@ def sfw_choose_entries(
     length = tl.sqrt(tl.sum(mm))
     gradient = tl.load(norms + tl.load(part_tensor + b))
     towards = settle(
-        b, length, norm, product, tl.sum(tt), gradient * gradient, radii, diameters, rates, bad, decay, eta, clamped, steps,
+        b, length, norm, product, tl.sum(tt), gradient * gradient, radii, scales, rates, bad, decay, eta, progress,
         RULE, FLAT,
     )  # fmt: skip
     tl.store(factor + b, towards.to(tl.float32))

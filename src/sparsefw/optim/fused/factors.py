@@ -223,7 +223,7 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
 @triton.jit
 def sfw_choose_directions(
     figures, pieces, first, count, sums, programs, first_program, program_count, lengths,
-    radii, diameters, rates, norms, part_tensor, bad, decay, factor, eta, gained, clamped, steps, RULE: tl.constexpr,
+    radii, scales, rates, norms, part_tensor, bad, decay, factor, eta, gained, progress, RULE: tl.constexpr,
 ):  # fmt: skip
     """Step size of each block: v = -radius U B / ||B||, <v, theta> = -radius <B, U^T theta> / ||B||, <v, G> = -radius ||B||."""
     b = tl.program_id(0)
@@ -234,7 +234,7 @@ def sfw_choose_directions(
     inner = _sum(sums + programs, begin, n)
     gradient = tl.load(norms + tl.load(part_tensor + b))
     towards = settle(
-        b, length, kept, inner, tt, gradient * gradient, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE
+        b, length, kept, inner, tt, gradient * gradient, radii, scales, rates, bad, decay, eta, progress, RULE
     )
     tl.store(factor + b, towards.to(tl.float32))
     tl.store(gained + b, (kept * length).to(tl.float32))

@@ -103,7 +103,7 @@ def plan_for(
             covered.add(index)
         elif group["region"] is not None and (kind := _kind(group, stacks[index])) is not None:
             covered.add(index)
-            alike = (kind, group["region"].gauge.tip, group["momentum"], group["rescale"])
+            alike = (kind, group["region"].gauge.tip, group["momentum"], rule_number(group["rescale"]))
             for stack in stacks[index]:
                 key = (*alike, sizes[alike] // _MOST_AT_ONCE)
                 sizes[alike] += stack.momentum.numel()

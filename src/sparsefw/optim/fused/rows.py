@@ -11,7 +11,7 @@ from sparsefw.optim.fused.common import settle
 @triton.jit
 def sfw_choose_rows(
     figures, pieces, rows, supports, parts, first_part, part_piece, part_tensor,
-    radii, diameters, rates, norms, bad, decay, factor, eta, clamped, steps,
+    radii, scales, rates, norms, bad, decay, factor, eta, progress,
     RULE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """decay and factor for sfw_move_rows, one program per block.
@@ -36,9 +36,7 @@ def sfw_choose_rows(
     kept = tl.sqrt(tl.sum(tl.where(chosen, mm, 0.0)))
     length = tl.sqrt(tl.sum(mm))
     inner = tl.sum(tl.where(chosen, mt, 0.0))
-    towards = settle(
-        b, length, kept, inner, tl.sum(tt), batch, radii, diameters, rates, bad, decay, eta, clamped, steps, RULE
-    )
+    towards = settle(b, length, kept, inner, tl.sum(tt), batch, radii, scales, rates, bad, decay, eta, progress, RULE)
     for p in range(tl.load(first_part + b), tl.load(first_part + b) + tl.load(parts + b)):
         piece = tl.load(part_piece + p) + i
         tl.store(factor + piece, tl.where(chosen, towards, 0.0).to(tl.float32), mask=live)

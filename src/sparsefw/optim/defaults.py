@@ -1,0 +1,51 @@
+"""What is chosen where nothing is said: how often a training renews its weights, and how many of them may grow.
+
+Two things matter on networks that nobody tuned for (benchmarks/strangers.py): how large a share of a weight one step may
+replace, and how many steps each unit (a filter, a direction, a weight) gets to learn in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from sparsefw.geometry import Elements, Spectrum, View
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.optim.rescale import LARGEST_SHARE, Horizon
+
+RENEWALS = 10.0  # e^-10 of what is never chosen is left
+# A convolution before a batch norm has no scale of its own: steps only turn it, and it learns on while much of it is replaced.
+# Other weights carry the scale of what they compute, and networks of these (a ViT most of all) lose accuracy from 0.0075 on.
+SAFE_SHARE, SAFE_SHARE_OF_SCALES = 0.01, 0.005
+LARGEST_SHARE_OF_SCALES = 0.01  # asked for by name; at 0.03 a CNN without norms stays at chance
+# A unit learns in the steps that choose it: at least about 400 of them, or as many as 0.7 of a shorter training has.
+_LEARNING_STEPS, _LARGEST_K = 400, 0.7
+
+
+def has_scale_free_convolutions(model: nn.Module) -> bool:
+    """Whether norms over channels follow the convolutions. One group is a layer norm, which comes before what it serves."""
+    return any(
+        isinstance(module, nn.modules.batchnorm._NormBase)
+        or (isinstance(module, nn.GroupNorm) and module.num_groups > 1)
+        for module in model.modules()
+    )
+
+
+def horizon_for(
+    modules: Sequence[nn.Module], steps: int, renewals: float | None, scale_free_convolutions: bool
+) -> Horizon:
+    """The rule for a block of these modules' weights: `renewals` of them in `steps`, or as many as are safe."""
+    scale_free = scale_free_convolutions and any(isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) for module in modules)
+    Horizon(steps, RENEWALS if renewals is None else renewals)  # refuses what is out of range
+    if renewals is None:
+        wanted, share = RENEWALS, SAFE_SHARE if scale_free else SAFE_SHARE_OF_SCALES
+    else:
+        wanted, share = renewals, LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
+    return Horizon(steps, min(wanted, share * steps / 2))
+
+
+def default_k(view: View, steps: int) -> float:
+    """The fraction that may grow: 0.1 of the weights, 0.2 of the directions, 0.3 of the rows; more in short trainings."""
+    goal = 0.1 if isinstance(view, Elements) else 0.2 if isinstance(view, Spectrum) else 0.3
+    return max(goal, min(_LARGEST_K, _LEARNING_STEPS / steps))

@@ -1,0 +1,320 @@
+"""The horizon rule and its defaults: shares by hand, regions around the weights as given, what is chosen and what is said."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from catalog import gaussian
+from sparsefw import SFW, Rule, constrain
+from sparsefw import geometry as geo
+from sparsefw.optim import Gradient, Horizon, SFWWarning, Unscaled, initial_norm
+from sparsefw.optim.defaults import default_k, has_scale_free_convolutions
+from sparsefw.optim.radius import equilibrium_length, shared_radius
+
+KINDS = ["filters", "rank", "weights", "neurons", "2:4"]
+
+
+def cnn(width: int = 16) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def train(model: nn.Module, optimizer: SFW, steps: int, start: int = 0) -> None:
+    for step in range(start, start + steps):
+        optimizer.zero_grad()
+        x, y = gaussian((8, 3, 6, 6), step, torch.float32), torch.arange(8) % 10
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def one(region: geo.Ball, rule: Horizon, theta: torch.Tensor, lr: float = 0.1) -> tuple[nn.Parameter, SFW]:
+    p = nn.Parameter(theta.clone())
+    return p, SFW([{"params": [p], "region": region, "rescale": rule}], lr=lr)
+
+
+# --- the rule -----------------------------------------------------------------------------------------------------------
+
+
+def test_shares_fall_to_zero_and_add_up_to_the_renewals():
+    """T = 200, R = 1: eta_t = 0.01 (1 - t / 200), which sums to 1.005; what is never chosen decays by their product."""
+    p, optimizer = one(geo.KSupportBall(1, 2.0), Horizon(200, 1.0), torch.tensor([0.0, 1.0], dtype=torch.float64))
+    left = 1.0
+    for t in range(200):
+        p.grad = torch.tensor([3.0, 1.0], dtype=torch.float64)
+        optimizer.step()
+        eta = 0.01 * (1 - t / 200)
+        left *= 1 - eta
+        assert optimizer.diagnostics()[0].step_size == pytest.approx(eta, rel=1e-12)
+        assert p.tolist() == pytest.approx([-2 * (1 - left), left], rel=1e-12)
+    assert optimizer.progress().renewed == pytest.approx(1.005)
+    assert left == pytest.approx(math.exp(-1.005), rel=0.01)
+
+
+def test_gradients_of_any_scale_give_the_same_steps():
+    ends = []
+    for scale in (1.0, 1e6, 1e-6):
+        p, optimizer = one(geo.GroupKSupportBall(2, 3.0), Horizon(20, 0.3), gaussian((5, 4), 0))
+        for t in range(20):
+            p.grad = scale * gaussian((5, 4), t + 1)
+            optimizer.step()
+        ends.append(p.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ends[0], ends[2], rtol=1e-9, atol=1e-12)
+
+
+def test_the_lower_of_schedule_and_horizon_counts():
+    """A warm-up and a fast decay are followed; a learning rate above the first one is not."""
+    p, optimizer = one(geo.LpBall(2, 3.0), Horizon(100, 1.0), gaussian((4,), 0), lr=0.2)
+    for t, lr, expected in ((0, 0.02, 0.1), (1, 0.2, 0.99), (2, 5.0, 0.98), (3, 0.1, 0.5), (4, 0.0, 0.0)):
+        optimizer.param_groups[0]["lr"] = lr
+        p.grad = gaussian((4,), t)
+        optimizer.step()
+        assert optimizer.diagnostics()[0].step_size == pytest.approx(0.02 * expected, rel=1e-9), t
+
+
+def test_the_first_learning_rate_is_that_of_the_group_and_must_be_above_0():
+    p = nn.Parameter(gaussian((4,), 0))
+    group = {"params": [p], "region": geo.LpBall(2, 9.0), "rescale": Horizon(10, 0.1), "lr": 0.5}
+    optimizer = SFW([group], lr=0.1)
+    assert optimizer.param_groups[0]["rescale"].full_lr == 0.5
+    with pytest.raises(ValueError, match=r"lr=0\.0: the horizon rule counts shares from the first learning rate"):
+        SFW([{"params": [p], "region": geo.LpBall(2, 9.0), "rescale": Horizon(10, 0.1)}], lr=0.0)
+
+
+def test_masked_steps_use_up_no_horizon(monkeypatch):
+    monkeypatch.setattr("sparsefw.optim.health.on_host", lambda device: False)
+    p = nn.Parameter(torch.ones(2, 2))
+    group = {"params": [p], "region": geo.GroupKSupportBall(1, 9.0), "rescale": Horizon(10, 0.1)}
+    optimizer = SFW([group], on_nonfinite="skip")
+    for value, expected in ((1.0, 0.02), (float("nan"), 0.0), (1.0, 0.018)):
+        p.grad = torch.full((2, 2), value)
+        optimizer.step()
+        assert float(optimizer.step_sizes()[0]) == pytest.approx(expected)
+
+
+def test_more_steps_than_announced_are_told_once_and_the_rate_stays():
+    p, optimizer = one(geo.LpBall(2, 3.0), Horizon(5, 0.05), gaussian((4,), 0))
+    said = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in range(12):
+            p.grad = gaussian((4,), t)
+            optimizer.step()
+            said.append(len(caught))
+    assert said == [0] * 5 + [1] * 7
+    assert "more than the announced steps=5" in str(caught[0].message)
+    assert optimizer.diagnostics()[0].step_size == pytest.approx(0.02 / 5)  # as in the last announced step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resumed_in_the_middle_it_goes_on_bit_for_bit(kind):
+    torch.manual_seed(0)
+    model = cnn()
+    twin = copy.deepcopy(model)
+    whole = SFW(constrain(model, kind, steps=12, report=None))
+    train(model, whole, 12)
+    first = SFW(constrain(twin, kind, steps=12, report=None))
+    groups = [list(group["params"]) for group in first.param_groups]
+    train(twin, first, 6)
+    buffer = io.BytesIO()
+    torch.save(first.state_dict(), buffer)
+    buffer.seek(0)
+    second = SFW([{"params": g, "region": None} for g in groups])
+    second.load_state_dict(torch.load(buffer, weights_only=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SFWWarning)  # twelve steps were announced, and twelve are taken
+        train(twin, second, 6, start=6)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert second.progress() == whole.progress()
+
+
+# --- regions around the weights as given ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "rho"), [(0.002, 0.9), (0.01, 0.9)])
+def test_weights_under_noise_stay_as_long_as_they_are(share, rho):
+    """White gradients, a constant share: E ||theta||^2 settles at the norm that the radius was made for."""
+    given = 2.0
+    region = geo.LpBall(2, equilibrium_length(given, share))
+    theta = gaussian((400,), 0)
+    p = nn.Parameter(given * theta / theta.norm())
+    optimizer = SFW([{"params": [p], "region": region, "rescale": Unscaled()}], lr=share, momentum=rho)
+    lengths = []
+    for t in range(int(8 / share)):
+        p.grad = gaussian((400,), t + 1)
+        optimizer.step()
+        if t > 3 / share:
+            lengths.append(float(p.detach().norm()))
+    assert sum(lengths) / len(lengths) == pytest.approx(given, rel=0.08)
+
+
+@pytest.mark.parametrize("steps", [1, 150, 40_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_building_the_optimizer_changes_nothing(kind, steps):
+    """Of networks that have been trained, or start from tiny or huge weights, with any k."""
+    for scale in (1.0, 0.05, 40.0):
+        model = cnn()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(scale)
+        before = copy.deepcopy(model.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SFWWarning)
+            groups = constrain(model, kind, steps=steps, k=None if ":" in kind else 1, report=None)
+            SFW(groups, lr=0.1)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_regions_grow_with_the_weights_and_shrink_with_the_share():
+    small, large = nn.Sequential(nn.Linear(40, 30)), nn.Sequential(nn.Linear(40, 30))
+    with torch.no_grad():
+        large[0].weight.copy_(8 * small[0].weight)
+    radius = [constrain(m, "neurons", steps=4000, report=None)[0]["region"].radius for m in (small, large)]
+    assert radius[1] == pytest.approx(8 * radius[0])
+    longer = constrain(small, "neurons", steps=64_000, report=None)[0]["region"].radius
+    assert longer == pytest.approx(4 * radius[0])  # sixteen times as many steps, the same renewals
+    given = float(small[0].weight.detach().norm())
+    exact = given * math.sqrt(2 * 0.1 / (1.9 * 0.005))  # eta = 2 * 10 / 4000, rho = 0.9
+    assert exact <= radius[0] <= exact * 2**0.25
+
+
+def test_equal_layers_share_a_region_and_a_group():
+    groups = constrain(cnn(), "filters", steps=500, report=None)
+    assert [len(group["params"]) for group in groups if group["region"] is not None] == [3]  # all start at sqrt(16 / 3)
+    assert shared_radius(1.0) == 1.0
+    assert shared_radius(1.01) == pytest.approx(2**0.25)
+
+
+def test_a_layer_that_starts_at_zero_gets_a_usual_region():
+    model = nn.Sequential(nn.Linear(40, 30))
+    usual = constrain(model, "neurons", steps=4000, report=None)[0]["region"].radius
+    with torch.no_grad():
+        model[0].weight.zero_()
+    zero = constrain(model, "neurons", steps=4000, report=None)[0]["region"].radius
+    assert zero in (usual, usual * 2**0.25, usual / 2**0.25)
+    assert initial_norm(model[0], "weight", model[0].weight) > 0
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, 3))
+
+    with pytest.raises(
+        ValueError, match="weight: starts at zero, and nothing is known of a usual start: give the rule"
+    ):
+        constrain(Own(), lambda: geo.LpBall(2), steps=10, report=None)
+
+
+# --- defaults -----------------------------------------------------------------------------------------------------------
+
+
+def test_how_often_weights_are_renewed_where_nothing_is_said():
+    """10 times, at most 0.01 a step in convolutions before batch norms and 0.005 elsewhere: sum of a linear decay T / 2."""
+
+    def renewals(steps, **options):
+        groups = constrain(cnn(), "weights", steps=steps, report=None, **options)
+        found = {name: group["rescale"].renewals for group in groups if group["region"] for name, _ in group["params"]}
+        return found["3.weight"], found["11.weight"]
+
+    assert renewals(40_000) == (10, 10)
+    assert renewals(1_000) == (5, 2.5)
+    assert renewals(150) == (0.75, 0.375)
+    assert renewals(1_000, renewals=3) == (3, 3)
+    assert renewals(1_000, renewals=50) == (15, 5)  # 0.03 and 0.01 a step are the most
+
+
+def test_which_convolutions_have_no_scale():
+    assert has_scale_free_convolutions(cnn())
+    for norm, expected in ((nn.GroupNorm(4, 8), True), (nn.GroupNorm(1, 8), False), (nn.LayerNorm(8), False)):
+        assert has_scale_free_convolutions(nn.Sequential(nn.Conv2d(1, 8, 1), norm)) is expected
+
+
+def test_more_may_grow_in_short_trainings():
+    assert [default_k(geo.Groups(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.3]
+    assert [default_k(geo.Spectrum(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.2]
+    assert [default_k(geo.Elements(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.1]
+
+
+def test_rules_leave_open_what_is_chosen_for_them():
+    rules = [
+        Rule("0.weight", "filters", k=2, radius=5.0),
+        Rule("3.weight", geo.GroupKSupportBall),
+        Rule("*", "rank", k=0.5),
+    ]
+    said = []
+    groups = constrain(cnn(), rules, steps=4000, renewals=2, report=said.append)
+    found = {name: group for group in groups for name, _ in group["params"]}
+    assert found["0.weight"]["region"] == geo.GroupKSupportBall(2, 5.0)
+    assert found["3.weight"]["region"].gauge.k == 4  # 0.3 of 16
+    assert found["6.weight"]["region"].gauge.k == 8
+    assert all(group["rescale"] == Horizon(4000, 2) for group in groups if group["region"] is not None)
+    assert "weights are renewed 2 times in 4000 steps\nregions are sized from the weights as given" in said[0]
+    constrain(cnn(), "filters", steps=100, renewals=20, report=said.append)
+    assert "weights are renewed 1.5 times in 100 steps (renewals=20 is more than so few steps have room for)" in said[1]
+
+
+# --- what is said unasked ---------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_without_regions_says_that_it_is_plain_sgd():
+    model = cnn()
+    with pytest.warns(SFWWarning, match="nothing is constrained: without regions SFW is plain SGD"):
+        SFW(model.parameters())
+    with pytest.warns(SFWWarning, match="nothing is constrained"):
+        SFW([{"params": list(model.parameters()), "lr": 0.2}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SFW([{"params": list(model.parameters()), "region": None}])  # says so itself
+
+
+def test_scaling_weights_onto_regions_is_told_once_for_all_layers():
+    with pytest.warns(SFWWarning) as caught:
+        SFW(constrain(cnn(), "filters", k=0.2, w=0.01, report=None))
+    assert len(caught) == 1
+    assert "3 of 3 weights lay outside of their regions and were scaled onto them" in str(caught[0].message)
+    assert "constrain(..., steps=...)" in str(caught[0].message)
+
+
+def test_steps_that_are_always_cut_at_1_are_told():
+    """The gradient rule, a tiny region and a large learning rate: every step replaces the weights."""
+    torch.manual_seed(0)
+    model = cnn()
+    optimizer = SFW(constrain(model, "filters", k=0.3, w=1e-3, report=None), lr=0.5, rest_lr=1e-3, check_every=10)
+    with pytest.warns(SFWWarning, match=r"the step size was cut at 1 in most steps of \S+ and 2 more of 3 layers"):
+        train(model, optimizer, 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SFWWarning)
+        train(model, optimizer, 10, start=10)  # once is enough
+
+
+def test_a_rule_for_all_groups_that_none_would_follow_is_refused():
+    groups = constrain(cnn(), "filters", steps=100, report=None)
+    with pytest.raises(ValueError, match="has no effect: the groups have a rule of their own, Horizon"):
+        SFW(groups, rescale=Gradient())
+    SFW(constrain(cnn(), "filters", k=0.2, w=20.0, report=None), rescale=Gradient())
+
+
+def test_progress_of_the_whole_counts_layers_by_their_size():
+    """Two L1 balls of 3 and 1 entries: (0, 0, 4) has two of three below 5 % of its largest, (2,) has none."""
+    p, q = (nn.Parameter(torch.tensor(v, dtype=torch.float64)) for v in ([0.0, 0.1, 4.0], [2.0]))
+    groups = [{"params": [t], "region": geo.KSupportBall(1, 100.0)} for t in (p, q)]
+    optimizer = SFW(groups, lr=0.0)
+    found = optimizer.progress()
+    assert found.decayed == pytest.approx((3 * 2 / 3 + 0) / 4)
+    assert found.compressible == pytest.approx((3 * 4 / math.hypot(0.1, 4) + 1) / 4)
+    assert found.renewed == found.clamped == 0
+    assert optimizer.diagnostics().total == found
+    assert str(optimizer.diagnostics()).splitlines()[-1].startswith("all layers: renewed 0.00 times, 50% decayed")
+    assert SFW([{"params": [q], "region": None}]).progress() is None
