@@ -3,7 +3,7 @@
     python benchmarks/strangers.py --fashion FOLDER --cifar FOLDER [--only WORD] [--seeds 1] [--workers 2] [--renewals R]
 
 Every pair is trained twice by the same ordinary loop: by SGD or AdamW alone, and with `constrain(model, kind, steps=T)` under
-SFW. Both get the same learning rate, schedule, weight decay and batches. Then both are cut, nothing retrained and nothing refitted.
+SFW. Both get the same learning rate, schedule, weight decay and batches. Then both are cut: nothing retrained, nothing refitted.
 Pairs on digits and on text need no folder; those on data that were not given are listed as left out. Half an hour on two cores.
 
 Writes benchmarks/results/strangers-cpu.json and .md.
@@ -276,7 +276,7 @@ CUTS = {"filters": ("filters", 0.5), "neurons": ("filters", 0.5), "rank": ("rank
 
 
 def cut_accuracy(model: nn.Module, pair: Pair, data: Data) -> float | None:
-    """Accuracy when the kind's share is removed: BatchNorm statistics recomputed, nothing else. None where there is nothing to cut."""
+    """Accuracy when the kind's share is removed, BatchNorm statistics recomputed; None where there is nothing to cut."""
     from sparsefw import compress
 
     if pair.kind not in CUTS:
@@ -317,7 +317,8 @@ def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
     for index in dict.fromkeys(row["pair"] for row in rows):
         pair, own = PAIRS[index], [row for row in rows if row["pair"] == index]
         mean = {key: _mean([row[key] for row in own]) for key in ("alone", "sfw", "alone_cut", "sfw_cut")}
-        assert mean["alone"] is not None and mean["sfw"] is not None
+        assert mean["alone"] is not None
+        assert mean["sfw"] is not None
         differences.append(mean["sfw"] - mean["alone"])
         kind, ratio = CUTS.get(pair.kind, ("", 0.0))
         cells = [

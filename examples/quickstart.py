@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sparsefw import SFW, compress, constrain, curve, load, save
+from sparsefw import SFW, compress, constrain, coupled_filters, curve, load, save
 from sparsefw.data import load_digits
 from sparsefw.models import build
 
@@ -22,8 +22,12 @@ for method in ("SGD", "SFW"):
     torch.manual_seed(0)
     net = build("resnet_digits")
     steps = EPOCHS * len(images.split(BATCH))
-    groups = constrain(net, "filters", k=0.3, steps=steps, report=None) if method == "SFW" else net.parameters()
-    optimizer = SFW(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    if method == "SFW":
+        what = coupled_filters(net, images[:2])  # filters, together with those that they are removed with
+        groups = constrain(net, what, steps=steps, renewals=8, k=0.3, report=None)
+        optimizer = SFW(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(images)).split(BATCH):

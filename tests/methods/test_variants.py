@@ -37,7 +37,7 @@ def test_short_trainings_have_regions_in_which_they_can_learn_also_for_all_else(
     """Half of the diameter is w times the initial norm: sqrt(entries / (3 fan_in)) for a convolution, 1 for a bias of 0."""
     net = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 4, bias=False))
     k = None if ":" in kind else 0.5
-    optimizer = optimizer_of(SparseFW(kind=kind, k=k, everything=True), net, 0.1, steps=10)
+    optimizer = optimizer_of(SparseFW(kind=kind, rescale="gradient", k=k, everything=True), net, 0.1, steps=10)
     expected = {
         net[0].weight: math.sqrt(8 / 3),
         net[1].weight: math.sqrt(8),
@@ -225,7 +225,7 @@ class TestStickiness:
     def test_filters_are_chosen_by_averaged_norms(self):
         """Decay 0.5. Norms (4, 1), then (1, 2): averages (2.5 /2.., ...): by the last alone the second would be chosen."""
         net = layer([[0.1, 0.0], [0.0, 0.1]])
-        optimizer = optimizer_of(SparseFW(k=1, w=5.0, stickiness=0.5), net, 0.1)
+        optimizer = optimizer_of(SparseFW(rescale="gradient", k=1, w=5.0, stickiness=0.5), net, 0.1)
         for gradient in ([[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 2.0]]):
             before = net[0].weight.detach().flatten(1).clone()
             net[0].weight.grad = torch.tensor(gradient)[:, :, None, None]
@@ -239,7 +239,7 @@ class TestStickiness:
 
     def test_a_step_without_it_takes_the_other(self):
         net = layer([[0.1, 0.0], [0.0, 0.1]])
-        optimizer = optimizer_of(SparseFW(k=1, w=5.0), net, 0.1)
+        optimizer = optimizer_of(SparseFW(rescale="gradient", k=1, w=5.0), net, 0.1)
         for gradient in ([[4.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 2.0]]):
             net[0].weight.grad = torch.tensor(gradient)[:, :, None, None]
             optimizer.step()

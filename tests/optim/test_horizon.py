@@ -242,9 +242,9 @@ def test_which_convolutions_have_no_scale():
 
 
 def test_more_may_grow_in_short_trainings():
-    assert [default_k(geo.Groups(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.3]
-    assert [default_k(geo.Spectrum(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.2]
-    assert [default_k(geo.Elements(), steps) for steps in (100, 800, 5_000)] == [0.7, 0.5, 0.1]
+    assert [default_k(geo.Groups(), steps) for steps in (100, 1_000, 5_000)] == [0.8, 0.6, 0.3]
+    assert [default_k(geo.Spectrum(), steps) for steps in (100, 1_000, 5_000)] == [0.8, 0.4, 0.2]
+    assert [default_k(geo.Elements(), steps) for steps in (100, 1_000, 5_000)] == [0.8, 0.4, 0.1]
 
 
 def test_rules_leave_open_what_is_chosen_for_them():

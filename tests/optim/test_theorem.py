@@ -5,6 +5,8 @@ Gc = 2 / 4, L(0) = 1/2 and L >= 0, so that h0 = 1/2. The measure is the mean ove
 
     constant denominator (the paper's):  eta_t = eta ||g_t||,                eta = 1 / (Gc sqrt(2 T))
     exact denominator (ours):            eta_t = eta ||g_t|| / ||v - x||,    eta = sqrt(2 h0 / (T M Gc^2))
+
+Of the horizon rule, whose shares do not look at the gradient, it is the gap itself: its mean over the iterates, by their shares.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import nn
 
 from sparsefw import SFW
 from sparsefw import geometry as geo
-from sparsefw.optim import FastGradient, Gradient
+from sparsefw.optim import FastGradient, Gradient, Horizon
 
 M, GC, H0 = 4 / (6 * math.sqrt(3)), 0.5, 0.5
 
@@ -34,32 +36,36 @@ def problem(rows: int, shape: tuple[int, ...]):
     return a, y
 
 
-def mean_measure(region, shape, T, exact, rows=64, batch=None, seed=0) -> float:
-    """The theorem's left side, with SFW itself making the steps."""
+def iterates(region, shape, T, rule, lr, rows=64, batch=None, seed=0):
+    """(gap, ||grad L||, eta) of every step that SFW itself makes."""
     a, y = problem(rows, shape)
     generator = torch.Generator().manual_seed(seed)
     x = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
-    if exact:
-        rule, lr = Gradient(), math.sqrt(2 * H0 / (T * M * GC**2))
-    else:  # FastGradient multiplies by 1 / (D / 2): undo it
-        rule, lr = FastGradient(), region.diameter(shape) / 2 / (GC * math.sqrt(2 * T))
     optimizer = SFW([{"params": [x], "region": region}], lr=lr, momentum=0.0, rescale=rule)
 
     def gradient(rows_a, rows_y):
         p = torch.sigmoid(-rows_y * (rows_a * x.detach()).flatten(1).sum(1))
         return (-(p * (1 - p) * rows_y).view(-1, *[1] * len(shape)) * rows_a).mean(0)
 
-    total = 0.0
     for _ in range(T):
         full = gradient(a, y)
-        total += float(region.gap(x.detach(), full) * full.norm())
+        gap = float(region.gap(x.detach(), full))
         if batch is None:
             x.grad = full
         else:
             sample = torch.randint(rows, (batch,), generator=generator)
             x.grad = gradient(a[sample], y[sample])
         optimizer.step()
-    return total / T
+        yield gap, float(full.norm()), float(optimizer.step_sizes()[0])
+
+
+def mean_measure(region, shape, T, exact, **how) -> float:
+    """The theorem's left side."""
+    if exact:
+        rule, lr = Gradient(), math.sqrt(2 * H0 / (T * M * GC**2))
+    else:  # FastGradient multiplies by 1 / (D / 2): undo it
+        rule, lr = FastGradient(), region.diameter(shape) / 2 / (GC * math.sqrt(2 * T))
+    return sum(gap * norm for gap, norm, _ in iterates(region, shape, T, rule, lr, **how)) / T
 
 
 def bound(region, shape, T, exact, noise=True) -> float:
@@ -113,3 +119,37 @@ def test_an_approximate_oracle_is_an_exact_one_of_a_smaller_radius():
     """The warm-started spectral oracle of quality q has the gap of a ball of radius q r, so the bound holds for it too."""
     region, shape = geo.SpectralKSupportBall(2, 3.0), (6, 4)
     assert mean_measure(region, shape, 256, exact=True) <= bound(region, shape, 256, exact=True, noise=False)
+
+
+def horizon_gap(region, shape, T, **how) -> tuple[float, float]:
+    """(the mean gap by shares, its bound without noise) with the renewals that balance the two terms of the bound."""
+    curvature = M * region.diameter(shape) ** 2
+    renewals = math.sqrt(3 * T * H0 / (2 * curvature))
+    found = list(iterates(region, shape, T, Horizon(T, renewals), 0.1, **how))
+    total, squares = (sum(eta**power for _, _, eta in found) for power in (1, 2))
+    assert total == pytest.approx(renewals, rel=2 / T + 1e-5)
+    mean = sum(eta * gap for gap, _, eta in found) / total
+    return mean, H0 / total + curvature / 2 * squares / total
+
+
+@pytest.mark.parametrize(("region", "shape"), REGIONS, ids=lambda value: str(value))
+def test_the_horizon_rule_is_the_textbook_step(region, shape):
+    for T in (256, 1024):
+        mean, most = horizon_gap(region, shape, T)
+        assert 0 < mean <= most
+
+
+@pytest.mark.slow
+def test_the_gap_of_the_horizon_rule_falls_like_one_over_the_square_root():
+    region, shape = REGIONS[0]
+    values = {T: horizon_gap(region, shape, T) for T in (4096, 8192)}
+    assert all(mean <= most for mean, most in values.values())
+    assert -0.6 < math.log2(values[8192][0] / values[4096][0]) < -0.4
+
+
+@pytest.mark.slow
+def test_noise_costs_the_horizon_rule_its_size_times_the_diameter():
+    region, shape = geo.KSupportBall(4, 3.0), (30,)
+    for batch in (64, 1024):
+        mean, most = horizon_gap(region, shape, 512, rows=400, batch=batch)
+        assert mean <= most + region.diameter(shape) * GC / math.sqrt(batch)

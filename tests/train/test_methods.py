@@ -228,7 +228,7 @@ def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
         (["method.name=ssl", "method.strength=0.02"], "filters", "SSL strength=0.02"),
         (["method.name=cram", "method.kind=rank"], "rank", "CrAM+ rank"),
         (["method.name=sparsefw", "method.kind=2:4"], "weights", "SparseFW 2:4"),
-        (["method.name=sparsefw", "method.coupled=true"], "filters", "SparseFW filters k=0.2 coupled"),
+        (["method.name=sparsefw", "method.coupled=true"], "filters", "SparseFW filters coupled"),
         (["train.rest=adamw"], "filters", "AdamW"),
         (["method.name=nuc", "curve.kind=weights"], "weights", "NUC strength=0.001"),
     ],

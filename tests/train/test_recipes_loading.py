@@ -47,7 +47,8 @@ def test_a_variant_adds_to_what_its_file_shares():
     assert sgd.train == filters.train
     assert sgd.data == filters.data
     assert sgd.method.name == "sgd"
-    assert (filters.method.kind, filters.method.k) == ("filters", 0.3)
+    assert (filters.method.kind, filters.method.rescale) == ("filters", "horizon")
+    assert load_recipe("digits-resnet-filters-paper", ["method.name=glt"]).name == "digits-resnet-glt"
 
 
 def test_tables_are_merged_key_by_key(tmp_path):

@@ -42,6 +42,12 @@ def test_the_papers_set_ups(stem):
         assert config.data.validation == 0.1
         assert config.method.name == ("sgd" if kind == "sgd" else "sparsefw")
         assert kind == "sgd" or config.method.kind == config.curve.kind == kind
+        if kind != "sgd":
+            paper = load_recipe(f"{stem}-{kind}-paper")
+            assert (paper.method.rescale, paper.method.kind, paper.train) == ("gradient", kind, config.train)
+            assert paper.method.k is not None
+            assert paper.method.w is not None
+            assert (config.method.rescale, config.method.k, config.method.w) == ("horizon", None, None)
     assert round(sum(p.numel() for p in on_meta(f"{stem}-sgd").parameters()) / 1e6) == millions
 
 
@@ -74,8 +80,9 @@ def test_builds_at_full_size(name):
     output = model(torch.empty(2, info.shape[0], height, width, device="meta"))
     assert output.shape == ((2, info.classes) if info.task == "classification" else (2, info.classes, height, width))
     if isinstance(config.method, SparseFW):
-        w = config.method.w or 1.0
-        groups = constrain(model, config.method.kind, k=config.method.k, w=w, report=None)
+        m = config.method
+        size = dict(w=m.w or 1.0) if m.rescale == "gradient" else dict(steps=1000, renewals=m.renewals)
+        groups = constrain(model, m.kind, k=m.k, report=None, **size)
         assert any(group["region"] is not None for group in groups)
 
 

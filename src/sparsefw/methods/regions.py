@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from sparsefw.compression.channels import EACH, OUT, Channels, find_channels
 from sparsefw.geometry import Ball, Elements, Groups, KSparse, KSupport, LpBall
@@ -15,21 +15,23 @@ from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, NORMALISATION
 from sparsefw.optim.groups import axes_of, blocks_of
 from sparsefw.optim.rules import Rule, find, region_maker
 from sparsefw.optim.stacks import layout_of
-from sparsefw.typed import ConfigError
 
 STAGES = 10  # in which regions change: each change costs a new plan and a new CUDA graph
 
 
-def coupled_rules(model: nn.Module, example: Tensor | None, gauge: str) -> list[Rule]:
-    """One rule for each set of channels that is removed as a whole: its convolutions with the scales of their norms.
+def coupled_filters(model: nn.Module, example: Any, gauge: str = "k-support") -> list[Rule]:
+    """Rules for `constrain`: filters that can only be removed together decay together, with the scales of their norms.
 
-    Row j of the block is all that belongs to channel j and goes with it. What reads the channels belongs to its own filters.
+    One block for each set of channels that is removed as a whole. Row j of the block is all that belongs to channel j and goes
+    with it; what reads the channels belongs to its own filters. Convolutions of no such set come last, filter by filter.
+    `example` is a batch such as the model gets.
+
+        groups = constrain(model, coupled_filters(model, images[:2]), steps=10_000)
     """
-    if example is None:
-        raise ConfigError("method.coupled: needs an example of what the network gets, to follow its channels")
     sets = [channels for channels in find_channels(model, example) if not channels.fixed]
     make = region_maker(Groups(), gauge)
-    return [Rule(names, kind=make, coupled=True) for names in (_members(model, c) for c in sets) if names]
+    rules = [Rule(names, kind=make, coupled=True) for names in (_members(model, c) for c in sets) if names]
+    return [*rules, *([Rule(kind="filters", gauge=gauge)] if _leaves_filters(model, rules) else [])]
 
 
 def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
@@ -44,10 +46,9 @@ def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
     return tuple(glob.escape(name) for name, p in model.named_parameters() if name in names and p.requires_grad)
 
 
-def has_more(model: nn.Module, kind: str, rules: list[Rule]) -> bool:
-    """Whether a rule of this kind would find something that the rules before it leave."""
+def _leaves_filters(model: nn.Module, rules: list[Rule]) -> bool:
     taken = {c.parameter for c in find(model, rules) if c.rule is not None} if rules else set()
-    return any(c.rule is not None and c.parameter not in taken for c in find(model, [Rule(kind=kind)]))
+    return any(c.rule is not None and c.parameter not in taken for c in find(model, [Rule(kind="filters")]))
 
 
 def everything_else(model: nn.Module, rules: list[Rule], w: float | str, like: str | None) -> list[Rule]:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Groups
 from sparsefw.methods.base import Method, OptimizerSettings, register
-from sparsefw.methods.regions import RegionSchedule, coupled_rules, everything_else, has_more
+from sparsefw.methods.regions import RegionSchedule, coupled_filters, everything_else
 from sparsefw.optim import KINDS, SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
 from sparsefw.optim.assign import is_normalised
 from sparsefw.optim.radius import FROM_WEIGHTS
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
+from sparsefw.typed import ConfigError
 from sparsefw.words import did_you_mean
 
 PAPER_K = 0.2
@@ -137,9 +138,7 @@ class SparseFW(Method):
         w: Any = self.w
         if w is None:
             w = FROM_WEIGHTS if horizon else default_w(settings.steps, is_normalised(model), self.kind)
-        rules = self._coupled_rules(model, settings.example, report)
-        if has_more(model, self.kind, rules):
-            rules.append(Rule(kind=self.kind, gauge=self.gauge))
+        rules = self._rules(model, settings.example, report)
         if self.everything:
             rules += everything_else(model, rules, w, self.gauge if self.kind == "weights" else None)
         steps, k = (settings.steps, self.k) if horizon else (None, PAPER_K if self.k is None else self.k)
@@ -153,21 +152,22 @@ class SparseFW(Method):
                 group["score_momentum"] = self.stickiness if rows else 0.0
         return settings.make(groups, rescale=RESCALES.get(self.rescale))
 
-    def _coupled_rules(
-        self, model: nn.Module, example: Tensor | None, report: Callable[[str], Any] | None
-    ) -> list[Rule]:
-        """Rules for the channels that are removed as a whole; none where they are not wanted or cannot be found."""
-        wanted = self.kind == "filters" and self.rescale == "horizon" if self.coupled is None else self.coupled
-        if not wanted or (self.coupled is None and example is None):
-            return []
+    def _rules(self, model: nn.Module, example: Tensor | None, report: Callable[[str], Any] | None) -> list[Rule]:
+        """What is constrained; filters together with those that they are removed with, where that is wanted and possible."""
+        alone = [Rule(kind=self.kind, gauge=self.gauge)]
+        if self.coupled and example is None:
+            raise ConfigError("method.coupled: needs an example of what the network gets, to follow its channels")
+        together = self.kind == "filters" and self.rescale == "horizon" if self.coupled is None else self.coupled
+        if not together or example is None:
+            return alone
         try:
-            return coupled_rules(model, example, self.gauge)
+            return coupled_filters(model, example, self.gauge)
         except ValueError as error:
             if self.coupled:
                 raise
             if report is not None:
-                report(f"filters decay one by one, not with those that are removed together: {error}")
-            return []
+                report(f"filters decay one by one, not with those that they are removed with: {error}")
+            return alone
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
         if not self.anneal and self.w_start is None:

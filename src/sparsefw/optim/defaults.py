@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sparsefw.geometry import Elements, Spectrum, View
+from sparsefw.geometry import Groups, Spectrum, View
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.optim.rescale import LARGEST_SHARE, Horizon
 
@@ -19,8 +19,8 @@ RENEWALS = 10.0  # e^-10 of what is never chosen is left
 # Other weights carry the scale of what they compute, and networks of these (a ViT most of all) lose accuracy from 0.0075 on.
 SAFE_SHARE, SAFE_SHARE_OF_SCALES = 0.01, 0.005
 LARGEST_SHARE_OF_SCALES = 0.01  # asked for by name; at 0.03 a CNN without norms stays at chance
-# A unit learns in the steps that choose it: at least about 400 of them, or as many as 0.7 of a shorter training has.
-_LEARNING_STEPS, _LARGEST_K = 400, 0.7
+# A unit learns in the steps that choose it, and needs some hundreds of them; whole rows, which stand still meanwhile, need more.
+_LEARNING_STEPS, _LEARNING_STEPS_OF_ROWS, _LARGEST_K = 400, 600, 0.8
 
 
 def has_scale_free_convolutions(model: nn.Module) -> bool:
@@ -47,5 +47,8 @@ def horizon_for(
 
 def default_k(view: View, steps: int) -> float:
     """The fraction that may grow: 0.1 of the weights, 0.2 of the directions, 0.3 of the rows; more in short trainings."""
-    goal = 0.1 if isinstance(view, Elements) else 0.2 if isinstance(view, Spectrum) else 0.3
-    return max(goal, min(_LARGEST_K, _LEARNING_STEPS / steps))
+    if isinstance(view, Groups):
+        goal, learning = 0.3, _LEARNING_STEPS_OF_ROWS
+    else:
+        goal, learning = 0.2 if isinstance(view, Spectrum) else 0.1, _LEARNING_STEPS
+    return max(goal, min(_LARGEST_K, learning / steps))

@@ -66,8 +66,9 @@ def _name_with(values: dict[str, Any], before: Any) -> Any:
         return name  # a mistake, which parsing tells
     if method.get("name") == before.get("name"):
         return name
-    stem = name.rpartition("-")[0]
-    stem = stem if (SHIPPED / f"{stem}.yaml").is_file() else name
+    words = name.split("-")
+    stems = ("-".join(words[:count]) for count in range(len(words) - 1, 0, -1))
+    stem = next((stem for stem in stems if (SHIPPED / f"{stem}.yaml").is_file()), name)
     return f"{stem}-{str(method.get('name')).rpartition(':')[2].lower()}"
 
 
