@@ -261,6 +261,10 @@ def test_rules_leave_open_what_is_chosen_for_them():
     assert found["6.weight"]["region"].gauge.k == 8
     assert all(group["rescale"] == Horizon(4000, 2) for group in groups if group["region"] is not None)
     assert "weights are renewed 2 times in 4000 steps\nregions are sized from the weights as given" in said[0]
+    constrain(cnn(), "filters", steps=4000, w=3.0, report=said.append)
+    assert "w = 3 (of next to no effect here: norms take the scale of all these weights away)" in said.pop()
+    constrain(cnn(), "weights", steps=4000, w=3.0, report=said.append)
+    assert said.pop().endswith("w = 3")  # the classifier is among them
     constrain(cnn(), "filters", steps=100, renewals=20, report=said.append)
     assert "weights are renewed 1.5 times in 100 steps (renewals=20 is more than so few steps have room for)" in said[1]
 

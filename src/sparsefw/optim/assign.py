@@ -1,4 +1,4 @@
-"""constrain: regions for the parameters that rules name, sized by their initialisation, and a table of who got what."""
+"""constrain: regions for the parameters that rules name, how large they are, and a table of who got what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from sparsefw.geometry import NM, Ball, NMBall
 from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.layer_types import NORMALISATION
-from sparsefw.optim.defaults import RENEWALS, default_k, has_scale_free_convolutions, horizon_for
+from sparsefw.optim.defaults import (
+    RENEWALS,
+    default_k,
+    has_scale_free_convolutions,
+    horizon_for,
+    is_convolution,
+)
 from sparsefw.optim.radius import FROM_WEIGHTS, equilibrium_length, given_norm, initial_norm, shared_radius
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name, region_maker
@@ -88,8 +94,9 @@ def constrain(
         )
     rules = [_completed(rule, steps, k, w) for rule in _rules(what, k, gauge)]
     pace = _Pace(model, None if steps is None else int(Horizon(steps, RENEWALS).steps), renewals)
-    groups, rows = _groups(find(model, rules), pace)
-    result = ParamGroups(groups, rows, _notes(model, rules, groups, pace))
+    candidates = find(model, rules)
+    groups, rows = _groups(candidates, pace)
+    result = ParamGroups(groups, rows, _notes(model, candidates, groups, pace))
     if report is not None:
         report(str(result))
     return result
@@ -118,8 +125,14 @@ class _Pace:
             return None
         return horizon_for([c.found.module for c in members], self.steps, self.renewals, self._scale_free)
 
+    def only_turns(self, member: Candidate) -> bool:
+        """Whether steps of the horizon rule turn this weight and a norm takes its length away."""
+        return self.steps is not None and self._scale_free and is_convolution(member.found.module)
 
-def _notes(model: nn.Module, rules: Sequence[Rule], groups: Sequence[dict[str, Any]], pace: _Pace) -> list[str]:
+
+def _notes(
+    model: nn.Module, candidates: Sequence[Candidate], groups: Sequence[dict[str, Any]], pace: _Pace
+) -> list[str]:
     notes, asked = [], pace.renewals
     if pace.steps is not None:
         reached = sorted({group["rescale"].renewals for group in groups if group["region"] is not None})
@@ -129,11 +142,16 @@ def _notes(model: nn.Module, rules: Sequence[Rule], groups: Sequence[dict[str, A
             f"weights are renewed {times} times in {pace.steps} steps"
             + (f" (renewals={asked:g} is more than so few steps have room for)" if few else "")
         )
-    sizes = dict.fromkeys(rule.w for rule in rules if rule.w is not None)
-    if FROM_WEIGHTS in sizes:
+    sized: dict[Any, list[Candidate]] = {}
+    for c in candidates:
+        if c.rule is not None and c.rule.w is not None:
+            sized.setdefault(c.rule.w, []).append(c)
+    if FROM_WEIGHTS in sized:
         notes.append("regions are sized from the weights as given")
-    if by_w := [f"{w:.4g}" for w in sizes if w != FROM_WEIGHTS]:
-        notes.append(f"w = {' and '.join(by_w)}")
+    if by_w := {w: cs for w, cs in sized.items() if w != FROM_WEIGHTS}:
+        idle = all(pace.only_turns(c) for cs in by_w.values() for c in cs)
+        why = " (of next to no effect here: norms take the scale of all these weights away)" if idle else ""
+        notes.append(f"w = {' and '.join(f'{w:.4g}' for w in by_w)}{why}")
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     return [*notes, *([f"frozen, not trained: {', '.join(frozen)}"] if frozen else [])]
 

@@ -32,11 +32,15 @@ def has_scale_free_convolutions(model: nn.Module) -> bool:
     )
 
 
+def is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
+
+
 def horizon_for(
     modules: Sequence[nn.Module], steps: int, renewals: float | None, scale_free_convolutions: bool
 ) -> Horizon:
     """The rule for a block of these modules' weights: `renewals` of them in `steps`, or as many as are safe."""
-    scale_free = scale_free_convolutions and any(isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)) for module in modules)
+    scale_free = scale_free_convolutions and any(is_convolution(module) for module in modules)
     Horizon(steps, RENEWALS if renewals is None else renewals)  # refuses what is out of range
     if renewals is None:
         wanted, share = RENEWALS, SAFE_SHARE if scale_free else SAFE_SHARE_OF_SCALES
