@@ -221,6 +221,41 @@ class TestCoupled:
             optimizer_of(SparseFW(coupled=True), build("resnet_digits"), 0.1)
 
 
+class Concatenated(nn.Module):
+    """As in a DenseNet: a norm reads two branches side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.na = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.b, self.nb = nn.Conv2d(8, 4, 3, padding=1), nn.BatchNorm2d(12)
+        self.fc = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        x = torch.cat([x, self.b(torch.relu(self.na(x)))], 1)
+        return self.fc(torch.relu(self.nb(x)).mean((2, 3)))
+
+
+class TestCoupledByDefault:
+    def blocks(self, net: nn.Module, **settings: object) -> list[set[str]]:
+        optimizer = optimizer_of(SparseFW(**settings), net, 0.1, steps=1000, example=torch.zeros(2, 1, 8, 8))
+        names = {p: name for name, p in net.named_parameters()}
+        return [{names[p] for p in group["params"]} for group in optimizer.param_groups if group["region"] is not None]
+
+    def test_with_the_horizon_rule_and_only_there(self):
+        together = self.blocks(Concatenated())
+        assert any({"a.weight", "na.weight"} <= block for block in together)
+        assert not any("nb.weight" in block for block in together)  # it has rows of both branches
+        assert set.union(*self.blocks(Concatenated(), rescale="gradient", w=1.0)) == {"a.weight", "b.weight"}
+        assert set.union(*self.blocks(Concatenated(), coupled=False)) == {"a.weight", "b.weight"}
+
+    def test_scales_of_frozen_convolutions_are_left_alone(self):
+        net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+        net.append(nn.Linear(128, 10))
+        net[0].weight.requires_grad_(False)
+        assert not any("1.weight" in block for block in self.blocks(net))
+
+
 class TestStickiness:
     def test_filters_are_chosen_by_averaged_norms(self):
         """Decay 0.5. Norms (4, 1), then (1, 2): averages (2.5 /2.., ...): by the last alone the second would be chosen."""

@@ -43,7 +43,10 @@ def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
     if not any(site.side == OUT for site in belong) or any(site.slots != one_each for site in belong):
         return ()
     names = [f"{site.layer}.weight" for site in belong]
-    return tuple(glob.escape(name) for name, p in model.named_parameters() if name in names and p.requires_grad)
+    trained = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
+    # A norm behind a concatenation has more rows than the channels of one branch.
+    rows = {name: p for name, p in trained.items() if p.shape[0] == channels.count}
+    return tuple(map(glob.escape, rows)) if any(p.ndim > 1 for p in rows.values()) else ()
 
 
 def _leaves_filters(model: nn.Module, rules: list[Rule]) -> bool:

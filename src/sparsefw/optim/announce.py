@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.stacks import Stack
 
 OFTEN = 0.5  # of the steps: a layer that is replaced in every other one cannot learn
+FEW = 0.5  # of the renewals that were planned
 
 
 class SFWWarning(UserWarning):
@@ -39,32 +40,56 @@ def warn_of_scaled(scaled: Mapping[str, float], count: int) -> None:
 class Watch:
     """What a training has been like so far, as far as the host knows it without waiting for the device."""
 
-    def __init__(self, taken: int = 0) -> None:
-        self._taken, self._said_beyond, self._said_clamped = taken, False, False
+    def __init__(self, taken: Mapping[int, int] | None = None) -> None:
+        self._taken = dict(taken or {})  # steps of each group, by its index
+        self._said: set[str] = set()
         self._before: dict[str, tuple[float, float]] = {}
 
     @classmethod
-    def of(cls, states: Iterable[Mapping[str, Any]]) -> Watch:
+    def of(cls, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Mapping[str, Any]]) -> Watch:
         """Of a training that goes on."""
-        progress = [state["progress"] for state in states if isinstance(state.get("progress"), Tensor)]
-        return cls(max((int(p[0]) for p in progress), default=0))
+        taken = {}
+        for index, group in enumerate(groups):
+            progress = [state[p]["progress"] for p in group["params"] if "progress" in state.get(p, ())]
+            taken[index] = max((int(p[0]) for p in progress), default=0)
+        return cls(taken)
 
-    def stepped(self, groups: Iterable[Mapping[str, Any]]) -> None:
-        self._taken += 1
-        if self._said_beyond:
-            return
-        for group in groups:
+    def stepped(self, groups: Sequence[Mapping[str, Any]], capturing: bool) -> None:
+        for index, group in enumerate(groups):
             rule = group["rescale"]
-            if group["region"] is not None and isinstance(rule, Horizon) and self._taken > rule.steps:
-                self._said_beyond = True
-                return _warn(
+            if group["region"] is None or not isinstance(rule, Horizon) or group["params"][0].grad is None:
+                continue
+            self._taken[index] = self._taken.get(index, 0) + 1
+            if self._taken[index] == rule.steps + 1 and not capturing:
+                self._once(
                     f"more than the announced steps={rule.steps} were taken: step sizes stay at their last, smallest value; "
-                    "announce the length of the whole training in constrain(..., steps=...)"
+                    "announce the length of the whole training in constrain(..., steps=...)",
+                    "beyond",
                 )
+
+    def ended(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """After the last announced step of a group: whether it was renewed as often as planned. Reads the device once."""
+        for index, group in enumerate(groups):
+            rule = group["rescale"]
+            if group["region"] is None or not isinstance(rule, Horizon) or self._taken.get(index) != rule.steps:
+                continue
+            progress = state[group["params"][0]].get("progress")
+            planned = rule.rate * rule.steps / 2
+            if progress is not None and float(progress[1]) < FEW * planned:
+                self._once(
+                    f"weights were renewed {float(progress[1]):.2g} times, where {planned:.2g} were planned: the learning rate "
+                    f"was mostly below its first value, lr={rule.full_lr:g}; give SFW the highest one of the schedule",
+                    "few",
+                )
+
+    def _once(self, text: str, key: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            _warn(text)
 
     def look(self, stacks: Iterable[tuple[Ball, Stack, list[str]]]) -> None:
         """Reads the device. Layers whose step size was cut at 1 in most steps since the last look are named."""
-        if self._said_clamped:
+        if "clamped" in self._said:
             return
         often, count = [], 0
         for _, stack, names in stacks:
@@ -75,11 +100,11 @@ class Watch:
                 if cut - before_cut > OFTEN * max(taken - before_taken, 1):
                     often.append(name)
         if often:
-            self._said_clamped = True
             more = f" and {len(often) - 1} more of {count} layers" if len(often) > 1 else ""
-            _warn(
+            self._once(
                 f"the step size was cut at 1 in most steps of {often[0]}{more}: weights are replaced and not trained; a smaller "
-                "lr or a larger w may help, or constrain(..., steps=...), whose step sizes need neither"
+                "lr or a larger w may help, or constrain(..., steps=...), whose step sizes need neither",
+                "clamped",
             )
 
 

@@ -23,7 +23,8 @@ from sparsefw.optim.defaults import (
     horizon_for,
     is_convolution,
 )
-from sparsefw.optim.radius import FROM_WEIGHTS, equilibrium_length, given_norm, initial_norm, shared_radius
+from sparsefw.optim.groups import tolerance
+from sparsefw.optim.radius import FROM_WEIGHTS, equilibrium_length, given_norm, initial_norm
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name, region_maker
 from sparsefw.optim.stacks import layout_of
@@ -138,19 +139,19 @@ def _notes(
         reached = sorted({group["rescale"].renewals for group in groups if group["region"] is not None})
         times = " and ".join(f"{count:.3g}" for count in reached)
         few = asked is not None and reached and reached[0] < asked
-        notes.append(
-            f"weights are renewed {times} times in {pace.steps} steps"
-            + (f" (renewals={asked:g} is more than so few steps have room for)" if few else "")
-        )
+        more = f" (renewals={asked:g} is more than so few steps have room for)" if few else ""
+        notes += [f"weights are renewed {times} times in {pace.steps} steps{more}"] if reached else []
+    if all(group["region"] is None for group in groups):
+        notes.append("nothing is constrained")
     sized: dict[Any, list[Candidate]] = {}
     for c in candidates:
-        if c.rule is not None and c.rule.w is not None:
+        if c.rule is not None and c.rule.w is not None and any(group["region"] is not None for group in groups):
             sized.setdefault(c.rule.w, []).append(c)
     if FROM_WEIGHTS in sized:
         notes.append("regions are sized from the weights as given")
     if by_w := {w: cs for w, cs in sized.items() if w != FROM_WEIGHTS}:
         idle = all(pace.only_turns(c) for cs in by_w.values() for c in cs)
-        why = " (of next to no effect here: norms take the scale of all these weights away)" if idle else ""
+        why = " (of little effect here: norms take the scale of these weights away)" if idle else ""
         notes.append(f"w = {' and '.join(f'{w:.4g}' for w in by_w)}{why}")
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     return [*notes, *([f"frozen, not trained: {', '.join(frozen)}"] if frozen else [])]
@@ -175,8 +176,12 @@ def is_normalised(model: nn.Module) -> bool:
 
 
 def _groups(candidates: Sequence[Candidate], pace: _Pace) -> tuple[list[dict[str, Any]], list[Row]]:
-    """One param group per distinct region and pace, one per coupled rule, and one for the rest."""
-    by_region: dict[tuple[Ball, int, Horizon | None], list[Candidate]] = {}
+    """One param group per distinct region and pace, one per coupled rule, and one for the rest.
+
+    A region around the weights as given has a group of its own: which layers share one must not depend on what they were trained
+    to, or a saved state would not fit when training goes on.
+    """
+    by_region: dict[tuple[Ball, int, Horizon | None, Tensor | None], list[Candidate]] = {}
     by_rule: dict[Rule, list[Candidate]] = {}
     rest: list[Candidate] = []
     described: dict[Tensor, Row] = {}
@@ -192,11 +197,12 @@ def _groups(candidates: Sequence[Candidate], pace: _Pace) -> tuple[list[dict[str
             horizon = pace.of([c])
             region = _region(rule, [c], horizon)
             axis = c.axis if isinstance(region.view, (Groups, Spectrum)) else 0
-            by_region.setdefault((region, axis, horizon), []).append(c)
+            alone = c.parameter if rule.w == FROM_WEIGHTS else None
+            by_region.setdefault((region, axis, horizon, alone), []).append(c)
             described[c.parameter] = _row(c, region, _block_shape([c]))
     groups: list[dict[str, Any]] = [
         {"params": _named(cs), "region": region, "axes": [axis] if axis else None, **_rule_key(horizon)}
-        for (region, axis, horizon), cs in by_region.items()
+        for (region, axis, horizon, _), cs in by_region.items()
     ]
     for rule, cs in by_rule.items():
         horizon = pace.of(cs)
@@ -246,25 +252,22 @@ def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -
 def _region_around(unit: Ball, rule: Rule, members: Sequence[Candidate], share: float, where: str) -> Ball:
     """The region in which steps of this share keep the weights as long as they are; they lie inside."""
     shape, tensors = _block_shape(members), [c.parameter.detach() for c in members]
-    own = math.sqrt(sum(float(t.float().square().sum()) for t in tensors if not t.is_meta))
+    own = math.sqrt(sum(float(t.double().square().sum()) for t in tensors if not t.is_meta))
+    if not math.isfinite(own):
+        raise ValueError(f"{where}: holds NaN or inf before the first step")
     try:
         usual = _usual_norm(rule, members, where)
     except ValueError:
         usual = 0.0
     length = equilibrium_length(given_norm(own, usual), share)
-    if not 0 < length < math.inf:
-        start = (
-            "holds NaN or inf"
-            if own
-            else "starts at zero, and nothing is known of a usual start: give the rule a radius"
-        )
-        raise ValueError(f"{where}: {start}")
+    if length == 0:
+        raise ValueError(f"{where}: starts at zero, and nothing is known of a usual start: give the rule a radius")
     region = unit.with_diameter(2 * length, shape)
     if own * region.gauge.widest(region.count(shape)) > region.radius:  # perhaps outside: look closely
         empty = torch.empty(shape, dtype=working_dtype(tensors[0].dtype), device=tensors[0].device)
         point = layout_of(region, tensors, [c.axis for c in members]).gather(tensors, into=empty)
-        region = region.with_radius(max(region.radius, float(region.norm(point))))
-    return region.with_radius(shared_radius(region.radius))
+        region = region.with_radius(max(region.radius, float(region.norm(point)) * (1 + tolerance(point.dtype))))
+    return region
 
 
 def _usual_norm(rule: Rule, members: Sequence[Candidate], where: str) -> float:
@@ -310,12 +313,12 @@ def _count(k: int | float, count: int, where: str) -> int:
     """k as a count: an int is one already, a float in (0, 1] a fraction, rounded down but never to 0."""
     if isinstance(k, bool) or not isinstance(k, (numbers.Integral, float)):
         raise ValueError(f"{where}: k must be an int (a count) or a float in (0, 1] (a fraction), got {k!r}")
-    if isinstance(k, int):
+    if isinstance(k, numbers.Integral):
         if not 1 <= k <= count:
             raise ValueError(
                 f"{where}: k={k} must be between 1 and the {count} that the layer has (a float would be a fraction)"
             )
-        return k
+        return int(k)
     if not 0 < k <= 1:
         raise ValueError(f"{where}: k={k} as a fraction must be in (0, 1]; write an int for a count")
     return max(1, math.floor(k * count + 1e-9))  # 0.3 * 10 is 2.999... in floats

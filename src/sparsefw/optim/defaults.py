@@ -24,12 +24,17 @@ _LEARNING_STEPS, _LEARNING_STEPS_OF_ROWS, _LARGEST_K = 400, 600, 0.8
 
 
 def has_scale_free_convolutions(model: nn.Module) -> bool:
-    """Whether norms over channels follow the convolutions. One group is a layer norm, which comes before what it serves."""
-    return any(
+    """Whether the network has a norm over channels for every other convolution, at least, so that norms follow most of them.
+
+    A group norm of one group is a layer norm, which comes before what it serves.
+    """
+    modules = list(model.modules())
+    norms = sum(
         isinstance(module, nn.modules.batchnorm._NormBase)
         or (isinstance(module, nn.GroupNorm) and module.num_groups > 1)
-        for module in model.modules()
+        for module in modules
     )
+    return 2 * norms >= max(1, sum(is_convolution(module) for module in modules))
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -45,7 +50,7 @@ def horizon_for(
     if renewals is None:
         wanted, share = RENEWALS, SAFE_SHARE if scale_free else SAFE_SHARE_OF_SCALES
     else:
-        wanted, share = renewals, LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
+        wanted, share = float(renewals), LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
     return Horizon(steps, min(wanted, share * steps / 2))
 
 

@@ -155,6 +155,12 @@ def readable_groups(state_dict: Group, live: list[Group], names: list[list[str]]
         )
     groups = []
     for index, (group, current) in enumerate(zip(saved, live, strict=True)):
+        was = group.get("param_names")
+        if was is not None and current.get("param_names") not in (None, was):
+            other = next(a for a, b in zip(was, names[index], strict=True) if a != b)
+            raise ValueError(
+                f"param group {index} of the state_dict is of {other}, which this optimizer has elsewhere or not"
+            )
         missing = sorted(set(defaults) - set(group))
         if missing or not isinstance(group["region"], (dict, type(None))):
             raise ValueError(f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing")

@@ -21,7 +21,6 @@ FROM_WEIGHTS = "from-weights"
 _MOMENTUM = 0.9  # SFW's default: how alike the vertices of neighbouring steps are
 # A weight below this share of a usual start is one that starts at zero on purpose, such as the last of a residual branch.
 _NOTHING = 0.01
-_STEPS_PER_DOUBLING = 4
 
 # The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. With its gradient rule the decay adds up over steps, so
 # that shorter trainings need a smaller region; no grid of the paper goes beyond 50.
@@ -37,14 +36,10 @@ def equilibrium_length(given: float, share: float) -> float:
 
     theta is the average of vertices v_t of length r, with weights eta (1 - eta)^s. Where the gradient is mostly noise, v_t and
     v_{t-s} have the correlation rho^s of the momentum, and E ||theta||^2 = r^2 (eta / 2) (1 + rho) / (1 - rho). Where it is
-    mostly signal, theta may grow up to r. A step has the length eta r = given sqrt(2 eta (1 - rho) / (1 + rho)).
+    mostly signal, theta may grow up to r. A step has the length eta r = given sqrt(2 eta (1 - rho) / (1 + rho)). Vertices of few
+    units are less alike than that, and settle at 0.4 to 0.9 of it.
     """
     return given * math.sqrt(2 * (1 - _MOMENTUM) / ((1 + _MOMENTUM) * share))
-
-
-def shared_radius(radius: float) -> float:
-    """The next larger of 1, 2^(1/4), 2^(1/2), ...: equal layers start at slightly different norms, and share a region so."""
-    return 2.0 ** (math.ceil(_STEPS_PER_DOUBLING * math.log2(radius) - 1e-9) / _STEPS_PER_DOUBLING)
 
 
 def given_norm(norm: float, usual: float) -> float:

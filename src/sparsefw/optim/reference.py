@@ -66,6 +66,8 @@ class ReferenceSFW(torch.optim.Optimizer):
             lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, rescale=rescale, region=None
         )
         super().__init__(params, defaults)
+        for group in self.param_groups:
+            group["rescale"] = group["rescale"].starting_at(group["lr"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -82,7 +84,7 @@ class ReferenceSFW(torch.optim.Optimizer):
                 if group["region"] is None:
                     state["momentum"] = sgd_reference(p, p.grad, m, lr, rho, group["weight_decay"])
                 else:
-                    rule, taken = group["rescale"].starting_at(self.defaults["lr"]), state.get("taken", 0)
+                    rule, taken = group["rescale"], state.get("taken", 0)
                     state["momentum"] = sfw_reference(
                         p, p.grad, m, group["region"], lr, rho, group["dampening"], rule, taken
                     )

@@ -144,6 +144,10 @@ def find(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
         if p in by_parameter:
             by_parameter[p].aliases.append(alias)
         elif p.requires_grad:
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"{name}: is a lazy parameter without a shape yet; run the model once before constraining it"
+                )
             by_parameter[p] = Candidate(p, [alias])
     candidates = list(by_parameter.values())
     if not candidates:

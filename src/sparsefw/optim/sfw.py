@@ -264,9 +264,12 @@ class SFW(torch.optim.Optimizer):
     def _look_back(self, healthy: Tensor | None) -> None:
         """After a step: count it, and now and then read from the device what the steps since the last time were like."""
         self._unread += 1
-        self._watch.stepped(self.param_groups)
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if self._on_nonfinite == "raise" and self._unread >= self._check_every and not capturing:
+        self._watch.stepped(self.param_groups, capturing)
+        if capturing:
+            return
+        self._watch.ended(self.param_groups, self.state)
+        if self._unread >= self._check_every and (self._on_nonfinite == "raise" or healthy is None):
             self._unread = 0
             if healthy is not None:
                 self._health.raise_if_any()
@@ -349,7 +352,7 @@ class SFW(torch.optim.Optimizer):
                 elif isinstance(value, Tensor):
                     self.state[p][key] = value.to(device=p.device, copy=True)
         self._stacks = {}
-        self._watch = Watch.of(self.state.values())
+        self._watch = Watch.of(self.param_groups, self.state)
         self._entered = {index: group["region"] for index, group in enumerate(self.param_groups)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -361,3 +364,4 @@ class SFW(torch.optim.Optimizer):
         self.defaults.pop("differentiable", None)  # torch adds it here, and no group of ours has it
         self._scaled = None
         self._prepare()
+        self._watch = Watch.of(self.param_groups, self.state)
