@@ -48,7 +48,10 @@ def run(tmp_path_factory) -> Path:
 
 def test_train_fills_a_run_folder(run):
     names = {path.name for path in run.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "model.safetensors", "result.json", "environment.json"} <= names
+    files = {"config.yaml", "metrics.jsonl", "model.safetensors", "result.json", "environment.json"}
+    assert files | {"training.png", "training.svg"} <= names
+    assert (run / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert "renewed" in (run / "training.svg").read_text()
     assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     environment = json.loads((run / "environment.json").read_text())
     assert environment["versions"]["torch"]
@@ -59,7 +62,22 @@ def test_train_again_is_finished_at_once(run):
     before = (run / "model.safetensors").stat().st_mtime_ns
     answer = json.loads(sparsefw("train", "digits-resnet-filters", "--out", run, *TINY, "--json"))
     assert answer["test"] == json.loads((run / "result.json").read_text())["test"]
+    assert answer["picture"] == str(run / "training.png")
+    assert answer["warnings"] == []
     assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_what_went_wrong_stands_after_the_figures_and_before_the_picture(tmp_path):
+    """At a rate as large as that nothing is learned."""
+    words = ["train", "digits-resnet-sgd", "--out", tmp_path / "run", *TINY, "--set", "train.lr=100", "--quiet"]
+    for _ in range(2):  # the second time it is over already
+        figures, warning, picture, after = sparsefw(*words).splitlines()
+        assert figures.startswith("digits-resnet-sgd: accuracy validation ")
+        assert re.match(
+            r"warning: after 3 of 3 epochs the training accuracy is [\d.]+ %, where chance is 10.5 %", warning
+        )
+        assert picture == str(tmp_path / "run" / "training.png")
+        assert after.startswith(f"{tmp_path / 'run'}: next, ")
 
 
 def test_the_default_run_folder_names_recipe_and_seed(tmp_path, monkeypatch):

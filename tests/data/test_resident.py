@@ -137,6 +137,20 @@ def test_channels_last(kind, tmp_path):
             assert x.is_contiguous() != kind
 
 
+def test_the_share_of_the_most_frequent_class_is_that_of_the_part():
+    """Of all five images three are of class 2; of the first and the last two, one of each."""
+    images, targets = np.zeros((5, 1, 4, 4), np.uint8), np.array([0, 2, 2, 1, 2])
+    normal = Normal((0.0,), (1.0,), torch.device("cpu"))
+
+    def share(indices: list[int], targets: np.ndarray) -> float | None:
+        stored = Stored(Decoded(images, targets, ()), torch.device("cpu"))
+        return Resident(stored, np.array(indices), (4, 4), Augment(), 0, Share(), normal).largest_class
+
+    assert share([0, 1, 2, 3, 4], targets) == 3 / 5
+    assert share([0, 3, 4], targets) == 1 / 3
+    assert share([0, 1], np.zeros((5, 4, 4), np.uint8)) is None  # label maps
+
+
 def test_parts_share_their_images(tmp_path):
     write("cifar10", tmp_path, format="parquet", images=20)
     data = opened("cifar10", tmp_path, validation=0.25)

@@ -55,9 +55,10 @@ def write_run(
     epochs: int = 15,
     final: float = 97.5,
     finished: bool = True,
+    renewals: float | None = None,
     **train: Any,
 ) -> Path:
-    """One run folder; curves as `curve` gives them."""
+    """One run folder; curves as `curve` gives them. renewals: of its constrained weights, a tenth of which decays with each."""
     (folder / "curves").mkdir(parents=True)
     config = {
         "name": name,
@@ -72,6 +73,9 @@ def write_run(
     for epoch in range(1, epochs + 1):
         reached = final - 60 * 0.6**epoch
         seen = {"train": {"loss": 0.1, "accuracy": reached + 1}, "validation": {"loss": 0.2, "accuracy": reached}}
+        if renewals is not None:
+            renewed = renewals * epoch / epochs
+            seen["constraint"] = {"renewed": renewed, "decayed": renewed / 10, "compressible": 0.9, "clamped": 0.0}
         lines.append(
             {"epoch": epoch, "step": 22 * epoch, "seconds": 4.1, "images_per_second": 5100.0, "lr": 0.1, **seen}
         )

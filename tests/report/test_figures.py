@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -14,9 +15,19 @@ import pytest
 from PIL import Image
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra, write_sweep
-from sparsefw.report import ReportError, curves_figure, read_runs, sizes_figure, training_figure, write_files
-from sparsefw.report.canvas import DPI, apart, draw, kept, labelled
-from sparsefw.report.charts import HeatMap, curves_chart
+from sparsefw.report import (
+    ReportError,
+    curves_figure,
+    read_run,
+    read_runs,
+    run_figure,
+    sizes_figure,
+    training_figure,
+    write_files,
+)
+from sparsefw.report.axes import kept, labelled
+from sparsefw.report.canvas import DPI, apart, draw
+from sparsefw.report.charts import HeatMap, curves_chart, decay_chart
 from sparsefw.report.looks import VERMILLION, looks
 from sparsefw.report.panels import maps_figure
 from sparsefw.report.series import compared
@@ -190,3 +201,86 @@ def test_training_without_validation_and_without_epochs(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(f'{{"epoch": {i}, "train": {{"mean_iou": {i}}}}}\n' for i in (1, 2)))
     figure = training_figure(read_runs([folder])[0])
     assert texts(figure)[:2] == ["SGD", "After training: 2.0 % training mean IoU with SGD"]
+
+
+def shown(axes):
+    """(x, y) of the lines that have points."""
+    return [
+        (list(line.get_xdata()), [round(float(y), 6) for y in line.get_ydata()])
+        for line in axes.lines
+        if len(line.get_xdata())
+    ]
+
+
+def test_a_run_shows_its_metric_and_below_it_what_became_of_its_weights(tmp_path):
+    folder = write_run(tmp_path / "a", sparse(), name="mine", epochs=4, final=90.0, renewals=4.0)
+    figure = run_figure(read_run(folder))
+    above, shares, renewed = figure.axes
+    epochs = [1.0, 2.0, 3.0, 4.0]
+    validation = [round(90 - 60 * 0.6**i, 6) for i in (1, 2, 3, 4)]
+    assert shown(above) == [(epochs, validation), (epochs, [y + 1 for y in validation])]
+    assert [line.get_linestyle() for line in above.lines] == ["-", "--"]
+    assert shown(shares) == [(epochs, [10.0, 20.0, 30.0, 40.0]), (epochs, [90.0] * 4)]
+    assert shown(renewed) == [(epochs, [1.0, 2.0, 3.0, 4.0])]
+    assert (shares.get_ylim()[0], list(shares.get_yticks())) == (0, [0, 50, 100])
+    assert {"validation", "training", "decayed", "compressible", "renewed"} <= set(texts(figure))
+    assert f"mine: {validation[-1]:.1f} % validation accuracy" in texts(figure)
+    assert len({axes.get_xlim() for axes in figure.axes}) == 1
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "epoch"]
+
+
+def test_all_is_drawn_over_the_same_epochs_though_some_were_not_looked_at(tmp_path):
+    folder = write_run(tmp_path / "a", sparse(), epochs=6, renewals=6.0)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[:2]:
+        del row["constraint"], row["validation"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    above, shares, renewed = run_figure(read_run(folder)).axes
+    assert [len(x) for x, _ in shown(above)] == [4, 6]
+    assert shown(renewed) == [([3.0, 4.0, 5.0, 6.0], [3.0, 4.0, 5.0, 6.0])]
+    assert above.get_xlim() == shares.get_xlim() == renewed.get_xlim()
+
+
+def test_where_nothing_is_constrained_there_is_nothing_below_and_where_nothing_was_trained_nothing_at_all(tmp_path):
+    figure = run_figure(read_run(write_run(tmp_path / "a", epochs=3)))
+    assert len(figure.axes) == 1
+    assert "Decayed" not in " ".join(texts(figure))
+    with pytest.raises(ReportError, match="no epoch has ended"):
+        run_figure(read_run(write_run(tmp_path / "b", epochs=0, finished=False)))
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 12, 13, 200])
+def test_the_texts_of_a_training_do_not_overlap(epochs, tmp_path):
+    figure = run_figure(read_run(write_run(tmp_path / "a", sparse(), epochs=epochs, renewals=10.0)))
+    figure.draw_without_rendering()
+    found = [text for text in figure.texts if text.get_text()]
+    for axes in figure.axes:
+        found += [text for text in (*axes.texts, axes.xaxis.label) if text.get_text()]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]  # no others are drawn
+            found += [tick.label1 for tick in ticks if tick.label1.get_visible()]
+    boxes = [text.get_window_extent() for text in found]
+    for i, one in enumerate(boxes):
+        assert 0 <= one.x0 <= one.x1 <= figure.bbox.x1, found[i]
+        assert 0 <= one.y0 <= one.y1 <= figure.bbox.y1, found[i]
+        assert not [found[j] for j in range(i) if one.shrunk(0.9, 0.9).overlaps(boxes[j])], found[i]
+
+
+def test_a_report_shows_the_decay_of_those_that_have_one(tmp_path):
+    write_run(tmp_path / "runs" / "sgd", None, curve(**SGD), epochs=3)
+    for seed, renewals in enumerate((2.0, 4.0)):
+        write_run(tmp_path / "runs" / str(seed), sparse(), curve(**SPARSE), seed=seed, epochs=2, renewals=renewals)
+    runs, _ = read_runs([tmp_path / "runs"])
+    chart = decay_chart(runs)
+    assert [(line.method, line.part, line.solid) for line in chart.lines] == [
+        ("SparseFW filters k=0.3 w=0.33", "decayed", True),
+        ("SparseFW filters k=0.3 w=0.33", "compressible", False),
+    ]
+    assert [(y.low, y.mean, y.high) for y in chart.lines[0].y] == [
+        (10, pytest.approx(15), 20),
+        (20, pytest.approx(30), 40),
+    ]
+    assert chart.title == "After training: 30.0\u00a0% decayed with SparseFW"
+    assert {"decay.png", "decay.svg"} <= {file.name for file in write_files(tmp_path / "out", runs)}
+    assert decay_chart([run for run in runs if run.method == "SGD"]) is None

@@ -81,6 +81,20 @@ def test_the_demo(tmp_path):
     assert write_page(path, runs, damaged, intro="One.\n\nTwo & <b>three</b>.").read_text() == text
 
 
+def test_what_became_of_constrained_weights_is_drawn_below_the_training(tmp_path):
+    write_run(tmp_path / "r" / "sgd", epochs=2)
+    write_run(tmp_path / "r" / "sfw", sparse(), epochs=2, renewals=3.0)
+    page = Page(write_page(tmp_path / "p.html", *read_runs([tmp_path / "r"])).read_text())
+    training, decay = page.figures.values()
+    assert len(training["lines"]) == 4
+    assert decay["y"] == {"label": "share of the constrained weights", "scale": "share"}
+    assert [(line["part"], line["solid"], line["y"]) for line in decay["lines"]] == [
+        ("decayed", True, [15, 30]),
+        ("compressible", False, [90, 90]),
+    ]
+    assert "Solid: decayed, filters, directions or weights below 5 % of the largest of their layer." in page.text
+
+
 def test_downloads_are_in_the_page(tmp_path):
     runs, _ = read_runs([write_demo(tmp_path / "runs")])
     page = Page(write_page(tmp_path / "p.html", runs).read_text())

@@ -48,6 +48,14 @@ def test_unfinished_with_a_torn_last_line(tmp_path):
     assert run.measured("test") is None
 
 
+def test_what_became_of_constrained_weights_is_read_where_it_was_looked_at(tmp_path):
+    folder = write_run(tmp_path / "a", epochs=1, renewals=2.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "train": {"accuracy": 50.0}}\n{"epoch": 3, "constraint": {"renewed": "x"}}\n')
+    found = [(epoch.renewed, epoch.decayed, epoch.compressible) for epoch in read_run(folder).epochs]
+    assert found == [(2.0, 20.0, 90.0), (None, None, None), (None, None, None)]
+
+
 def test_broken_lines_are_counted_and_the_last_of_an_epoch_holds(tmp_path):
     folder = write_run(tmp_path / "a", epochs=2)
     lines = ["[]", '{"epoch": "x"}', '{"epoch": 1, "train": {"accuracy": NaN}, "validation": null}', '{"epoch": 3}']

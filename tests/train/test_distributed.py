@@ -81,6 +81,8 @@ def test_one_process_writes_and_speaks(tmp_path):
         "regions.txt",
         "result.json",
         "spectra.json",
+        "training.png",
+        "training.svg",
     ]
 
 

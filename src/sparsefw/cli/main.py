@@ -16,6 +16,7 @@ from sparsefw.cli.output import (
     QuietOption,
     SetOption,
     TrustOption,
+    is_first,
     number,
     numbers,
     result,
@@ -67,12 +68,15 @@ def train(
 ) -> None:
     """Train a network once. Killed or interrupted, the same command goes on where it was.
 
+    Writes a picture of the training into the run folder, and warns where it goes wrong.
+
     sparsefw train digits-resnet-filters
 
     sparsefw train cifar10-resnet18-filters --data DIR --set train.epochs=20 --set method.k=0.3
 
     torchrun --nproc-per-node 4 -m sparsefw train imagenet-resnet50-rank --data DIR
     """
+    from sparsefw.report import read_run, run_figure, save_figure
     from sparsefw.train import fit, load_recipe
     from sparsefw.train.folder import is_own_code
     from sparsefw.train.recipes import write_config
@@ -82,11 +86,18 @@ def train(
         return result(config.plain(), json, write_config(config).rstrip())
     folder = Path("runs") / f"{config.name}-seed{config.seed}" if out is None else out
     found = fit(config, folder, data, quiet=quiet)
-    metric = found["metric"]
+    if not is_first():
+        return None
+    picture, _ = save_figure(run_figure(read_run(folder)), folder / "training")
+    metric, trust = found["metric"], " --trust" if is_own_code(config.model.name) else ""
     figures = [f"{name} {found[name][metric]:.2f}" for name in ("validation", "test") if found[name]]
-    text = f"{config.name}: {metric} {', '.join(figures)}; {found['images_per_second']:,.0f} images/s\n{folder}"
-    trust = " --trust" if is_own_code(config.model.name) else ""
-    return result({"run": folder, **found}, json, f"{text}: next, `sparsefw curve {folder}{trust}`")
+    lines = [
+        f"{config.name}: {metric} {', '.join(figures)}; {found['images_per_second']:,.0f} images/s",
+        *(f"warning: {text}" for text in found.get("warnings", ())),  # runs of earlier versions have none
+        str(picture),
+        f"{folder}: next, `sparsefw curve {folder}{trust}`",
+    ]
+    return result({"run": folder, **found, "picture": picture}, json, "\n".join(lines))
 
 
 @app.command()

@@ -71,9 +71,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def is_first() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def result(data: Any, as_json: bool, text: str) -> None:
     """The result of a verb on standard output: for machines, or for people; of several processes, the first one's."""
-    if os.environ.get("RANK", "0") != "0":
+    if not is_first():
         return
     try:
         print(json.dumps(strict(data), indent=1) if as_json else text, flush=True)

@@ -84,6 +84,11 @@ class Part(ABC):
         """Corrupt images that were left out so far, where that was asked for."""
 
     @property
+    def largest_class(self) -> float | None:
+        """The share of the images that are of the most frequent class; None where that is not known without reading them."""
+        return None
+
+    @property
     def reader(self) -> Any:
         """What has read the files and counted `skipped`; parts that are cut from the same files may share it."""
         return self

@@ -47,6 +47,13 @@ class Resident(Part):
         return self._data.skipped
 
     @property
+    def largest_class(self) -> float | None:
+        if self._data.targets.ndim > 1:  # label maps
+            return None
+        targets = self._data.targets[torch.from_numpy(self._indices).to(self.device)]
+        return float(torch.bincount(targets.long()).max()) / len(targets)
+
+    @property
     def reader(self) -> Stored:
         return self._data
 

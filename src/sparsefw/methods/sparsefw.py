@@ -38,7 +38,7 @@ class SparseFW(Method):
 
     kind      "filters", "rank", "weights", "neurons", or "N:M" such as "2:4": what is to be removed later
     renewals  the dial: how often the training renews its weights. More of them leave less of what can be removed later, and cost
-              dense accuracy at some point. None: 10, or as many as are safe in a short training
+              dense accuracy at some point. None: 20 for convolutions before norms, 10 for others, fewer in short trainings
     k         how many may grow per layer: an int is a count, a float in (0, 1] a fraction. None: what the number of steps allows
 
     The paper is `rescale: gradient` with a k and a w, as in the recipes named *-paper. Its ablations, and what was tried since:

@@ -75,7 +75,8 @@ def constrain(
     steps     optimizer steps of the whole training. Everything else then has a default: regions are sized from the weights as
               given, and steps follow the horizon rule
     renewals  the dial, with steps: how often weights are renewed, above 0 and at most 100. More of them leave less of what can be
-              removed later, and cost dense accuracy at some point. None: 10, or as many as are safe in a short training
+              removed later, and cost dense accuracy at some point. None: 20 for convolutions before norms, 10 for other weights,
+              or as many as are safe in a short training
     k         how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction
     w         size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with steps.
               Without steps, SFW takes the paper's steps (rescale=Gradient())

@@ -2,7 +2,7 @@
 
 from sparsefw.report.canvas import save_figure
 from sparsefw.report.export import write_files
-from sparsefw.report.figures import curves_figure, sizes_figure, training_figure
+from sparsefw.report.figures import curves_figure, run_figure, sizes_figure, training_figure
 from sparsefw.report.page import write_page
 from sparsefw.report.read import read_run, read_runs
 from sparsefw.report.records import Damaged, ReportError, Run
@@ -17,6 +17,7 @@ __all__ = [
     "ratio_table",
     "read_run",
     "read_runs",
+    "run_figure",
     "runs_table",
     "save_figure",
     "sizes_figure",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from sparsefw.report.looks import Look, looks
+from sparsefw.report.looks import COLOURS, Look, looks
 from sparsefw.report.records import ReportError, Run, Size
 from sparsefw.report.series import (
     NBSP,
@@ -32,6 +32,10 @@ SIZE_AXES = {
 }
 SPECTRA = ("filters", "singular values")
 FLOOR = 1e-6  # what a logarithmic axis shows of zeros
+SHARE = "share of the constrained weights"
+DECAYED = "filters, directions or weights below 5 % of the largest of their layer"
+COMPRESSIBLE = "the share of the norm in those that would be kept"
+FEW = 12  # epochs: each has a marker
 CLOSE = 0.06  # of the axis: ratios closer than that cannot all be labelled on a linear one
 
 
@@ -48,6 +52,9 @@ class Axis:
     unit: Literal["%", "count", ""] = ""
     at: tuple[float, ...] = ()
     reverse: bool = False
+
+
+EPOCHS = (Axis("epoch", "epoch"),)
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis or another. marked: every value is a point that was measured, and has a marker."""
+    """Lines over one axis or another. marked: every value is a point that was measured, and has a marker.
+
+    A vertical axis of "%" shows what there is to see, one of shares all from 0 to 100 %.
+    """
 
     lines: tuple[Line, ...]
     axes: tuple[Axis, ...]
     y_label: str
-    y_scale: Literal["%", "log"] = "%"
+    y_scale: Literal["%", "share", "log", "count"] = "%"
     title: str = ""
     subtitle: str = ""
     marked: bool = True
@@ -173,12 +183,58 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
     metric = SHOWN[trained[0].metric]
     return Chart(
         tuple(lines),
-        (Axis("epoch", "epoch"),),
+        EPOCHS,
         metric,
         title=f"After training: {ranked(ends, f'{split} {metric}')}" if ends else "",
         subtitle="Solid: on validation data. Dashed: on training data." if validated else "",
         marked=False,
     )
+
+
+def decay_chart(runs: Sequence[Run], style: Style | None = None) -> Chart | None:
+    """What had become of the constrained weights after every epoch; None where nothing is constrained."""
+    alike = defaultdict(list)
+    for run in runs:
+        if any(epoch.decayed is not None for epoch in run.epochs):
+            alike[run.method].append(run)
+    if not alike:
+        return None
+    style, names = style or looks(alike), short_names(list(alike))
+    lines, ends = [], {}
+    for method, group in alike.items():
+        for part, label in (("decayed", names[method]), ("compressible", "")):
+            x, y = _history(group, part)
+            lines.append(Line(label, method, part, style[method], part == "decayed", {"epoch": x}, y))
+            if label:
+                ends[label] = y[-1].mean
+    title = f"After training: {ranked(ends, 'decayed')}"
+    sentence = f"Solid: decayed, {DECAYED}. Dashed: compressible, {COMPRESSIBLE}."
+    return Chart(tuple(lines), EPOCHS, SHARE, "share", title=title, subtitle=sentence, marked=False)
+
+
+def run_charts(run: Run) -> list[Chart]:
+    """The training of one run: the metric; and over the same epochs, what became of the constrained weights, if any."""
+    if not run.epochs:
+        raise ReportError(f"{run.folder}: no epoch has ended")
+    own, few = looks([run.method])[run.method], len(run.epochs) <= FEW
+
+    def line(part: str, name: str, look: Look, solid: bool = True) -> list[Line]:
+        x, y = _history([run], part)
+        return [Line(name, run.method, part, look, solid, {"epoch": x}, y)] if x else []
+
+    green, pink, orange = (own._replace(colour=colour) for colour in COLOURS[1:4])
+    measured = line("validation", "validation", own) + line("train", "training", own, solid=False)
+    shares = line("decayed", "decayed", green) + line("compressible", "compressible", orange)
+    metric, end = SHOWN[run.metric], measured[0].last("epoch") if measured else None
+    title = f"{run.name}: {percent(end[1])} {measured[0].label} {metric}" if end else run.name
+    charts = [Chart(tuple(measured), EPOCHS, metric, title=title, marked=few)]
+    if shares:
+        sentence = f"Decayed: {DECAYED}. Compressible: {COMPRESSIBLE}."
+        charts[0] = replace(charts[0], subtitle=sentence)
+        charts.append(Chart(tuple(shares), EPOCHS, SHARE, "share", marked=few))
+    if renewed := line("renewed", "renewed", pink):
+        charts.append(Chart(tuple(renewed), EPOCHS, "how often they were renewed", "count", marked=few))
+    return charts
 
 
 def spectra_charts(runs: Sequence[Run], style: Style | None = None) -> dict[str, dict[str, Chart]]:
@@ -221,10 +277,10 @@ def _at(series: Series, key: str, i: int) -> float:
     return math.nan if value is None else value
 
 
-def _history(group: Sequence[Run], split: str) -> tuple[list[float], list[Spread]]:
+def _history(group: Sequence[Run], part: str) -> tuple[list[float], list[Spread]]:
     values = defaultdict(list)
     for run in group:
         for epoch in run.epochs:
-            if (value := getattr(epoch, split)) is not None:
+            if (value := getattr(epoch, part)) is not None:
                 values[epoch.number].append(value)
     return [float(number) for number in sorted(values)], [spread(values[number]) for number in sorted(values)]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsefw.report.charts import Chart, HeatMap, curves_chart, spectra_charts, training_chart
+from sparsefw.report.charts import Chart, HeatMap, curves_chart, decay_chart, spectra_charts, training_chart
 from sparsefw.report.families import Family, families
 from sparsefw.report.looks import Look, looks
 from sparsefw.report.names import differing, flat, shown
@@ -43,6 +43,7 @@ class TaskContents:
     families: tuple[Family, ...]
     training: Chart | None
     all_training: Chart | None
+    decay: Chart | None
     notes: tuple[str, ...]
     spectra: Mapping[str, Mapping[str, Chart]]
 
@@ -105,6 +106,7 @@ def _task(task: str, number: int, runs: Sequence[Run]) -> TaskContents:
         tuple(found),
         training_chart(trained, style) if trained else None,
         training_chart(runs) if more else None,
+        decay_chart(trained, style),
         notes,
         spectra_charts(shown, style),
     )

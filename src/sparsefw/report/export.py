@@ -35,6 +35,8 @@ def _write(folder: Path, contents: Contents) -> list[Path]:
         written += _sweeps(task, place)
         if task.training is not None:
             written += save_figure(draw(task.training), place / "training")
+        if task.decay is not None:
+            written += save_figure(draw(task.decay), place / "decay")
         for what in SPECTRA:
             if charts := {layer: both[what] for layer, both in task.spectra.items()}:
                 title = f"{what.capitalize()} of every layer, largest first, relative to the largest"

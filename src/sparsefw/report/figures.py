@@ -8,7 +8,8 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from sparsefw.report.canvas import draw
-from sparsefw.report.charts import curves_chart, sizes_title, training_chart
+from sparsefw.report.charts import curves_chart, run_charts, sizes_title, training_chart
+from sparsefw.report.panels import stacked_figure
 from sparsefw.report.records import ReportError, Run
 from sparsefw.report.series import compared
 
@@ -30,3 +31,8 @@ def sizes_figure(runs: Sequence[Run], kind: str, key: str = "parameters") -> Fig
 def training_figure(runs: Sequence[Run]) -> Figure:
     """The metric after every epoch: validation solid where there is one, training dashed."""
     return draw(training_chart(runs))
+
+
+def run_figure(run: Run) -> Figure:
+    """The training of one run: the metric, and below it what became of the constrained weights, over the same epochs."""
+    return stacked_figure(run_charts(run))

@@ -61,6 +61,7 @@
 
   function yAxis(figure) {
     const common = { gridcolor: colour("grid"), zeroline: false, tickfont: { color: colour("muted") }, automargin: true };
+    if (figure.y.scale === "share") return { ...common, ticksuffix: " %", range: [0, 101], dtick: 25 };
     return figure.y.scale === "log"
       ? { ...common, type: "log", exponentformat: "power", dtick: 1, range: [-6.1, 0.1] }
       : { ...common, ticksuffix: " %", rangemode: least(figure.lines.flatMap((line) => line.y)) < 25 ? "tozero" : "normal" };

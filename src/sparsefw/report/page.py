@@ -188,9 +188,13 @@ class _Page:
             '<p class="js controls"><label><input type="checkbox" class="chooser"> Show all runs, also those of sweeps'
             "</label></p>\n"
         )
+        decay = ""
+        if task.decay is not None:
+            about = f"What became of the constrained weights. {task.decay.subtitle}"
+            decay = plot([self.figure(chart_data(task.decay))], f"Decay in training {task.task}", about)
         return (
             f"{paragraphs(task.notes, 'note')}{more if len(charts) > 1 else ''}"
-            f"{plot(figures, f'Training of {task.task}', f'{task.task}, after every epoch. {task.training.subtitle}')}"
+            f"{plot(figures, f'Training of {task.task}', f'{task.task}, after every epoch. {task.training.subtitle}')}{decay}"
         )
 
     def spectra(self, task: TaskContents) -> str:

@@ -1,4 +1,4 @@
-"""Figures of more than one field, drawn by matplotlib: heat maps, and small charts of all layers side by side."""
+"""Figures of more than one field, drawn by matplotlib: heat maps, charts below each other, small charts of all layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
-from sparsefw.report.canvas import DPI, LARGE, NORMAL, SMALL, draw_lines, plain_frame
+from sparsefw.report.axes import draw_lines
+from sparsefw.report.canvas import (
+    DPI,
+    LARGE,
+    NORMAL,
+    SMALL,
+    Heading,
+    dress,
+    name_ends,
+    plain_frame,
+    text_size,
+)
 from sparsefw.report.charts import Chart, HeatMap
 from sparsefw.report.looks import INK, MUTED
 
 SMALLER = DPI * 3 // 4  # there may be many of these figures
+BETWEEN = 0.5  # inches, for what an axis below is called
 TEXTS = 10  # cells in a row or column up to which every cell tells its value
 
 
@@ -60,6 +72,32 @@ def _map(axes: Axes, chart: HeatMap) -> AxesImage:
                 text, colour = "-", MUTED
             axes.text(c, r, text, ha="center", va="center", size=SMALL, color=colour)
     return image
+
+
+def stacked_figure(charts: Sequence[Chart], width: float = 8.0) -> Figure:
+    """Charts below each other over one axis, the first the tallest, all of their lines named at their ends."""
+    heights = [2.7, *[1.35] * (len(charts) - 1)]
+    heading = Heading.of(charts[0].title, charts[0].subtitle, width)
+    height = heading.height + sum(heights) + BETWEEN * (len(charts) - 1) + 0.5
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    FigureCanvasAgg(figure)
+    named = [[line for line in chart.lines if line.label] for chart in charts]
+    sizes = [[text_size(figure, line.label) for line in lines] for lines in named]
+    right = max((size[0] for own in sizes for size in own), default=0.0) + 0.32
+    low, limits = height - heading.height, None
+    for chart, tall, lines, own in zip(charts, heights, named, sizes, strict=True):
+        low -= tall
+        axes = figure.add_axes((0.55 / width, low / height, 1 - (0.55 + right) / width, tall / height))
+        axis, last = chart.axes[0], chart is charts[-1]
+        draw_lines(axes, chart, axis)
+        dress(axes, axis.label if last else "", chart.y_label)
+        axes.tick_params(axis="x", labelbottom=last)
+        axes.set_xlim(limits)
+        limits = axes.get_xlim()
+        name_ends(figure, axes, axis, lines, [line.label for line in lines], own)
+        low -= BETWEEN
+    heading.write(figure)
+    return figure
 
 
 def layers_figure(charts: Mapping[str, Chart], title: str) -> Figure:

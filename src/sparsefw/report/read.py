@@ -158,12 +158,20 @@ def _records(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 def _epochs(records: list[dict[str, Any]], metric: str) -> tuple[Epoch, ...]:
     """One per epoch: a run that was resumed may have written some twice, and the last holds."""
 
-    def of(record: dict[str, Any], split: str) -> float | None:
-        values = record.get(split)
-        return number(values.get(metric)) if isinstance(values, dict) else None
+    def of(record: dict[str, Any], part: str, key: str, scale: float = 1.0) -> float | None:
+        values = record.get(part)
+        value = number(values.get(key)) if isinstance(values, dict) else None
+        return None if value is None else scale * value
 
     last = {
-        int(record["epoch"]): Epoch(int(record["epoch"]), of(record, "train"), of(record, "validation"))
+        int(record["epoch"]): Epoch(
+            int(record["epoch"]),
+            of(record, "train", metric),
+            of(record, "validation", metric),
+            of(record, "constraint", "renewed"),
+            of(record, "constraint", "decayed", 100.0),
+            of(record, "constraint", "compressible", 100.0),
+        )
         for record in records
     }
     return tuple(last[epoch] for epoch in sorted(last))

@@ -61,11 +61,19 @@ class RunCurve:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The metric after an epoch, in percent; None where it was not measured."""
+    """The metric after an epoch, and what had become of the constrained weights; None where it was not measured.
+
+    train, validation       the metric, in percent
+    renewed                 how often the weights had been renewed
+    decayed, compressible   shares, in percent
+    """
 
     number: int
     train: float | None
     validation: float | None
+    renewed: float | None = None
+    decayed: float | None = None
+    compressible: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from sparsefw.train.constraint import planned_renewals, told
+from sparsefw.train.trouble import Trouble
+
 if TYPE_CHECKING:
     from sparsefw.train.loop import Training
 
@@ -13,7 +16,7 @@ REFRESH = 0.5  # seconds: reading figures from a GPU waits for it, so not in eve
 
 
 class Display:
-    """Used in a `with` block. `quiet` shows nothing."""
+    """Used in a `with` block. `quiet` shows nothing but warnings."""
 
     def __init__(self, title: str, quiet: bool, first: bool = True) -> None:
         """first: whether this is the first of several processes; the others are silent."""
@@ -25,7 +28,8 @@ class Display:
         self._last = 0.0
         self._mark = (0, 0.0)  # step and seconds at the last refresh
         self._rate = 0.0
-        self._validated = ""
+        self._validated, self._constraint = "", ""  # as the last epoch that was looked at had it
+        self._warned: set[str] = set()  # keys of the troubles that were told
 
     def __enter__(self) -> Display:
         if self._live:
@@ -41,6 +45,12 @@ class Display:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def warn(self, trouble: Trouble) -> None:
+        """In one line that stays, once, also where the user asked for quiet."""
+        if trouble.key not in self._warned:
+            self._warned.add(trouble.key)
+            self.note(f"{self._title}: warning: {trouble.text}", warning=True)
 
     def note(self, text: str, warning: bool = False) -> None:
         """A line that stays; a warning also where the user asked for quiet."""
@@ -65,12 +75,15 @@ class Display:
         figures = t.task.metrics(t.sums.cpu())
         text = f"{self._rate:,.0f} images/s  loss {figures['loss']:.3f}  {t.task.metric} {figures[t.task.metric]:.1f}"
         eta = effective_step(t)
-        return f"{text}{self._validated}  lr {lr:.4f}" + (f"  step size {eta:.1e}" if eta is not None else "")
+        moved = "" if eta is None else f"  step size {eta:.1e}"
+        return f"{text}{self._validated}{self._constraint}  lr {lr:.4f}{moved}"
 
     def epoch_ended(self, t: Training, row: dict[str, Any]) -> None:
         metric = t.task.metric
+        constraint = f"  {told(row['constraint'], planned_renewals(t.optimizer))}" if "constraint" in row else ""
         if "validation" in row:
             self._validated = f"  validation {row['validation'][metric]:.1f}"
+        self._constraint = constraint or self._constraint
         if self._bar is not None:
             self._bar.update(self._row, total=t.steps, completed=t.step)
         text = f"{self._title}  epoch {row['epoch']:>3}/{t.config.train.epochs}  {row['images_per_second']:>8,.0f} images/s"
@@ -78,7 +91,7 @@ class Display:
         if "validation" in row:
             text += f"  validation {row['validation'][metric]:6.2f}"
         if self._lines:
-            print(text, file=sys.stderr, flush=True)
+            print(text + constraint, file=sys.stderr, flush=True)
 
 
 def effective_step(t: Training) -> float | None:

@@ -2,11 +2,12 @@
 
 config.yaml          the whole configuration
 regions.txt          which layer is constrained to which region, and what is left out
-metrics.jsonl        a line per epoch
+metrics.jsonl        a line per epoch; where validation was due, also how far the constraint has come
 checkpoints/         while training
 model.safetensors    the trained network, with what is needed to build it again
 spectra.json         filter norms and singular values of its layers, sorted
-result.json          final metrics; its presence says that training is over
+result.json          final metrics, and what went wrong; its presence says that training is over
+training.png, .svg   what `sparsefw train` drew of it
 environment.json     versions, hardware, date, version of the code
 curves/              what `sparsefw curve` found on the test images, one file per kind and form
 curves-validation/   the same on the validation images

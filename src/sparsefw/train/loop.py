@@ -28,6 +28,7 @@ from sparsefw.optim import SFW
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
+from sparsefw.train.constraint import constraint_figures
 from sparsefw.train.engine import Engine, of_all_processes
 from sparsefw.train.tasks import Task
 
@@ -175,14 +176,17 @@ def train(training: Training, watcher: Watcher) -> None:
 
 
 def epoch_figures(training: Training) -> dict[str, dict[str, float]]:
-    """Metrics of the epoch that has ended, over all processes: "train", and "validation" where it is due."""
+    """Metrics of the epoch that has ended, over all processes: "train"; where they are due, "validation" and "constraint"."""
     t, sums = training, training.sums.clone()
     t.sums.zero_()
     if t.engine.share.world > 1:
         distributed.all_reduce(sums)
     figures = {"train": t.task.metrics(sums.cpu())}
-    if t.data.validation is not None and (t.epoch % t.config.train.evaluate_every == 0 or t.step == t.steps):
+    due = t.epoch % t.config.train.evaluate_every == 0 or t.step == t.steps
+    if due and t.data.validation is not None:
         figures["validation"] = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
+    if due and (constraint := constraint_figures(t.optimizer)) is not None:
+        figures["constraint"] = constraint
     if observed := observations(t):
         figures["observed"] = observed
     return figures

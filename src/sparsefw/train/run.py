@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
-import time
-from collections.abc import Callable
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
-from threading import current_thread, main_thread
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,25 +16,23 @@ from sparsefw.data.batches import Share
 from sparsefw.data.opening import Data, open_data
 from sparsefw.methods import OptimizerSettings
 from sparsefw.models import MODELS, build, load_weights
-from sparsefw.optim import NonFiniteGradientError
+from sparsefw.optim import NonFiniteGradientError, SFWWarning
 from sparsefw.train.average import Average
-from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
 from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
-from sparsefw.train.engine import Engine, any_process, engine_for, join_processes, on_first, processes
+from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.log import MetricsFile, Tracker, check_trackers, flat_metrics, read_metrics, trackers
-from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, synchronise, train
+from sparsefw.train.log import check_trackers, read_metrics
+from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, train
+from sparsefw.train.recorder import Judge, Recorder, aim_of
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
+from sparsefw.train.trouble import epochs_of, troubles
 from sparsefw.typed import ConfigError
-from sparsefw.words import Diverged, Interrupted, first_line
+from sparsefw.words import Diverged, first_line
 
-AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
-
-
-Judge = Callable[[Training], None]
 
 
 def fit(
@@ -79,7 +73,9 @@ def _fit(
 
 def _train(training: Training, watcher: Watcher) -> None:
     try:
-        train(training, watcher)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SFWWarning)  # it warns of single layers; trouble.py judges the whole
+            train(training, watcher)
     except NonFiniteGradientError as error:
         smaller = "a smaller train.lr" + " or method.strength" * hasattr(training.config.method, "strength")
         where = f"by step {training.step} of {training.steps}"
@@ -120,20 +116,20 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     model = fitting(engine.place(build_model(config, data, display)), config.model.name, data, engine.device)
     settings, regions = config.train, list[str]()
     rest_lr = settings.lr if settings.rest_lr is None else settings.rest_lr
-    optimizer = config.method.optimizer(
-        model,
-        OptimizerSettings(
-            settings.lr,
-            settings.momentum,
-            settings.weight_decay,
-            settings.nesterov,
-            settings.rest,
-            rest_lr,
-            steps,
-            example=torch.zeros((2, *data.shape), device=engine.device),
-        ),
-        regions.append,
+    given = OptimizerSettings(
+        settings.lr,
+        settings.momentum,
+        settings.weight_decay,
+        settings.nesterov,
+        settings.rest,
+        rest_lr,
+        steps,
+        example=torch.zeros((2, *data.shape), device=engine.device),
     )
+    with warnings.catch_warnings():
+        if config.model.weights is None:  # of weights that know nothing yet, none are lost where they are scaled
+            warnings.simplefilter("ignore", SFWWarning)
+        optimizer = config.method.optimizer(model, given, regions.append)
     scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
     average = None if settings.ema is None else Average(model, settings.ema)
     norms = torch.zeros((), dtype=torch.float64, device=engine.device) if config.observe.gradients else None
@@ -210,6 +206,7 @@ def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
         "seconds": seconds,
         "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
         "skipped_images": t.data.skipped,
+        "warnings": [trouble.text for trouble in troubles(aim_of(t), epochs_of(read_metrics(folder.metrics)))],
     }
     if t.engine.share.rank == 0:
         about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
@@ -223,76 +220,3 @@ def _rate(folder: RunFolder, overall: float) -> float:
     """The median over the epochs: the first one also compiles, and an interrupted one is cut short."""
     rates = [row["images_per_second"] for row in read_metrics(folder.metrics)]
     return statistics.median(rates) if rates else overall
-
-
-class Recorder(Watcher):
-    """Metrics, display, checkpoints. Every process has one, since all must stop together; the first one writes."""
-
-    def __init__(self, folder: RunFolder, training: Training, display: Display, judge: Judge | None = None) -> None:
-        self._folder, self._display, self._judge = folder, display, judge
-        self._first = training.engine.share.rank == 0
-        self._file = MetricsFile(folder.metrics, training.step) if self._first else None
-        self._trackers: list[Tracker] = trackers(training.config, folder.path, training.step) if self._first else []
-        self._saved = time.monotonic()
-        self._mark = (training.step, training.clock.seconds())
-        self._asked: str | None = None  # the signal that asked to stop
-
-    def __enter__(self) -> Recorder:
-        # Python hears signals in its main thread only.
-        heard = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
-        self._before = {which: signal.signal(which, self._ask) for which in heard}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
-        for tracker in self._trackers:
-            tracker.close()
-
-    def _ask(self, which: int, frame: FrameType | None) -> None:
-        if self._asked is not None:  # asked twice: at once
-            raise KeyboardInterrupt
-        self._asked = signal.Signals(which).name
-
-    def stepped(self, training: Training, lr: float) -> None:
-        self._display.stepped(training, lr)
-        self._checkpoint_if_due(training)
-
-    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None:
-        t, now = training, training.clock.seconds()
-        images = (t.step - self._mark[0]) * t.config.data.batch_size
-        row = {
-            "epoch": t.epoch,
-            "step": t.step,
-            "seconds": now,
-            "images_per_second": images / max(now - self._mark[1], 1e-9),
-            "lr": lr,
-            **figures,
-        }
-        self._mark = (t.step, now)
-        if self._file is not None:
-            self._file.write(row)
-        for tracker in self._trackers:
-            tracker.write(flat_metrics(row), t.step)
-        self._display.epoch_ended(t, row)
-        if self._judge is not None:
-            self._judge(t)
-        self._checkpoint_if_due(t)
-
-    def _checkpoint_if_due(self, t: Training) -> None:
-        """Where there are several processes, all come here at the same steps and hear of what any of them wants."""
-        if t.engine.share.world > 1 and t.step % AGREED_EVERY and t.step % t.steps_per_epoch:
-            return
-        due = self._first and time.monotonic() - self._saved >= t.config.engine.checkpoint_seconds
-        asked, due = any_process(t.engine, self._asked is not None, due)
-        if asked or (due and t.step < t.steps):
-            synchronise(t.engine.device)
-            with t.clock.paused():
-                state = t.state()
-                if self._first:
-                    save_checkpoint(self._folder.checkpoints, t.step, state)
-            self._saved = time.monotonic()
-        if asked:
-            raise Interrupted(
-                f"{self._asked or 'asked'}: stopped at step {t.step:,} of {t.steps:,}; the same command goes on from there"
-            )

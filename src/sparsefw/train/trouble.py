@@ -1,0 +1,154 @@
+"""What is going wrong with a training, judged by its epochs so far; and what to try next.
+
+Pure: from records to records. What it says is said to someone who trains by recipes, so it names their settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+OFTEN = 0.5  # of the steps: weights that are replaced in every other one do not learn
+SOON = 0.2  # of the epochs, and at least FIRST of them: until then a training may have learned nothing
+FIRST = 2
+DEVIATIONS = 3  # of what guessing would reach on as many images, and at least one POINT of accuracy
+POINT = 1.0
+LEARNED = 0.1  # of the first epoch's loss: what is gained beyond that is more than noise, and can be lost
+LOST = 0.5  # of what was gained
+FEW = 0.5  # of the renewals that were planned
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a training sets out to do.
+
+    images     seen in an epoch
+    chance     accuracy in % of answering the most frequent class; None where the metric is no accuracy
+    renewals   planned; None where nothing is constrained, or the rule plans none
+    dials      the method's settings that can be changed
+    """
+
+    epochs: int
+    images: int
+    chance: float | None
+    lr: float
+    renewals: float | None = None
+    dials: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What training was like in an epoch: accuracy in %, of classifiers only; the constraint where it was looked at."""
+
+    number: int
+    loss: float
+    accuracy: float | None = None
+    renewed: float | None = None
+    decayed: float | None = None
+    clamped: float | None = None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    key: Literal["clamped", "chance", "relapse", "renewals"]
+    text: str
+
+
+def epochs_of(rows: Iterable[Mapping[str, Any]]) -> list[Epoch]:
+    """The rows of metrics.jsonl."""
+    found = []
+    for row in rows:
+        train, constraint = row["train"], row.get("constraint", {})
+        figures = {key: constraint.get(key) for key in ("renewed", "decayed", "clamped")}
+        found.append(Epoch(row["epoch"], train["loss"], train.get("accuracy"), **figures))
+    return found
+
+
+def troubles(aim: Aim, history: Sequence[Epoch]) -> list[Trouble]:
+    """All that is wrong after these epochs: of a whole history, with the finished training."""
+    if not history:
+        return []
+    found = (_clamped(aim, history), _at_chance(aim, history), _relapsed(aim, history), _renewed(aim, history[-1]))
+    return [trouble for trouble in found if trouble is not None]
+
+
+def _clamped(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
+    """While it learns, a training is left alone: the paper's rule cuts steps until the learning rate has become small."""
+    share = next((epoch.clamped for epoch in reversed(history) if epoch.clamped is not None), 0.0)
+    over = history[-1].number >= aim.epochs
+    if share <= OFTEN or not (over or _learns_nothing(aim, history)):
+        return None
+    others = {"w": "a larger method.w", "rescale": "method.rescale=horizon"}
+    return Trouble(
+        "clamped",
+        f"the step size was cut at 1 in {100 * share:.0f} % of the steps: weights are replaced rather than trained; "
+        f"try {_smaller_lr(aim, [text for dial, text in others.items() if dial in aim.dials])}",
+    )
+
+
+def _at_chance(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
+    last = history[-1]
+    if aim.chance is None or last.accuracy is None or not _learns_nothing(aim, history):
+        return None
+    return Trouble(
+        "chance",
+        f"after {last.number} of {aim.epochs} epochs the training accuracy is {last.accuracy:.1f} %, where chance is "
+        f"{aim.chance:.1f} %: nothing was learned; try {_gentler(aim)}",
+    )
+
+
+def _learns_nothing(aim: Aim, history: Sequence[Epoch]) -> bool:
+    """By its accuracy, or where there is none, by its loss; no training is judged in its first epochs."""
+    last = history[-1]
+    if last.number < min(max(FIRST, math.ceil(SOON * aim.epochs)), aim.epochs):
+        return False
+    if aim.chance is None or last.accuracy is None:
+        return last.loss >= (1 - LEARNED) * history[0].loss
+    share = aim.chance / 100
+    noise = 100 * DEVIATIONS * math.sqrt(share * (1 - share) / aim.images)
+    # Where nearly all images are of one class, or there are hardly any, half of the way to 100 % is enough.
+    margin = min(max(noise, POINT), (100 - aim.chance) / 2)
+    return last.accuracy <= aim.chance + margin and aim.chance < 100
+
+
+def _relapsed(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
+    """Two epochs in a row, so that one bad epoch at a large step size is none."""
+    if len(history) < 4:
+        return None
+    *before, last_but_one, last = history
+    best = min(before, key=lambda epoch: epoch.loss)
+    gained = before[0].loss - best.loss
+    if gained <= LEARNED * before[0].loss or min(last_but_one.loss, last.loss) <= best.loss + LOST * gained:
+        return None
+    return Trouble(
+        "relapse",
+        f"the training loss is {last.loss:.3g} after epoch {last.number}, and was {best.loss:.3g} after epoch {best.number}: "
+        f"what was learned is being lost; try {_gentler(aim)}",
+    )
+
+
+def _renewed(aim: Aim, last: Epoch) -> Trouble | None:
+    over = last.number >= aim.epochs
+    if not over or aim.renewals is None or last.renewed is None or last.renewed >= FEW * aim.renewals:
+        return None
+    return Trouble(
+        "renewals",
+        f"weights were renewed {last.renewed:.1f} times, where {aim.renewals:.1f} were planned, and "
+        f"{100 * (last.decayed or 0):.0f} % of them have decayed: the learning rate was small for too long; "
+        "try train.schedule.kind=linear and no train.schedule.warmup",
+    )
+
+
+def _gentler(aim: Aim) -> str:
+    others = []
+    if aim.renewals is not None and "renewals" in aim.dials:
+        others.append(f"method.renewals below {aim.renewals:.2g}")
+    others += ["a larger method.k"] * ("k" in aim.dials) + ["a smaller method.strength"] * ("strength" in aim.dials)
+    return _smaller_lr(aim, others)
+
+
+def _smaller_lr(aim: Aim, others: Sequence[str]) -> str:
+    ways = [f"train.lr below {aim.lr:g}", *others]
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
