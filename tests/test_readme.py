@@ -122,7 +122,7 @@ def test_the_recipe_of_the_documentation_is_one(tmp_path):
     assert config.name == "own"
     with torch.device("meta"):
         model = build(config.model.name)
-    assert constrain(model, config.method.kind, k=config.method.k, w=1.0, report=None)
+    assert constrain(model, config.method.kind, steps=1000, report=None)
 
 
 def test_make_targets_of_the_readme_exist():

@@ -18,9 +18,9 @@ from sparsefw.optim.fused import elementwise, entries, factors, products, rows
 TYPES = {
     "*i32": "tensors starts own_starts lengths first count rows supports parts first_part part_piece part_tensor blocks threshold"
     " allowed needed bad counts work layers first_program program_count",
-    "*i64": "gradients momenta weights rates tally clamped steps table",
+    "*i64": "gradients momenta weights rates tally table",
     "*fp32": "partial norms lr decay factor eta gained warm slices_of_p p basis small",
-    "*fp64": "radii diameters figures sums wide",
+    "*fp64": "radii scales progress figures sums wide",
     "i32": "aligned pieces programs start",
     "fp32": "rho limit",
 }
@@ -34,7 +34,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (elementwise.sfw_sgd, dict(MOMENTUM=False, NESTEROV=False, BLOCK=1024), {"decay": "fp32"}),
     (elementwise.sfw_momentum, dict(BLOCK=1024), {}),
     (elementwise.sfw_move_rows, dict(BLOCK=1024), {}),
-    *[(rows.sfw_choose_rows, dict(RULE=rule, ROWS=512), {}) for rule in (0, 1, 2, 3, 6)],
+    *[(rows.sfw_choose_rows, dict(RULE=rule, ROWS=512), {}) for rule in (0, 1, 2, 3, 4, 7)],
     (entries.sfw_entry_momentum, dict(BLOCK=entries.BLOCK), {}),
     *[(entries.sfw_narrow_entries, dict(PASS=number), {}) for number in (0, 1, 2)],
     *[(entries.sfw_count_entries, dict(PASS=number, BLOCK=entries.BLOCK), {}) for number in (1, 2)],
@@ -43,7 +43,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
         for flat in (False, True)
         for kernel, rule in [
             (entries.sfw_weigh_entries, {}),
-            (entries.sfw_choose_entries, {"RULE": 2}),
+            (entries.sfw_choose_entries, {"RULE": 4}),
             (entries.sfw_move_entries, {}),
         ]
     ],
@@ -53,7 +53,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (factors.sfw_basis, dict(TILE=products.TILE, STEP=factors.STEP), {}),
     (products.sfw_coefficients, dict(HALF=True, **PRODUCT), {"lengths": "*fp64"}),
     (factors.sfw_lead, dict(TILE=products.TILE), {}),
-    (factors.sfw_choose_directions, dict(RULE=2), {"lengths": "*fp64"}),
+    *[(factors.sfw_choose_directions, dict(RULE=rule), {"lengths": "*fp64"}) for rule in (2, 4)],
     (products.sfw_move_directions, dict(HALF=True, **PRODUCT), {}),
 ]
 
