@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from sparsefw import compress
+from sparsefw.compression.artifact.export import onnx_session
 from sparsefw.compression.cost import costs
-from sparsefw.compression.export import onnx_session
-from sparsefw.compression.layers import call, evaluating
+from sparsefw.compression.structure.layers import call, evaluating
 from sparsefw.environment import device_name
 from sparsefw.models import build
 

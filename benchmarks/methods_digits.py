@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparsefw.cli.sweeps import Asked, sweep_of
+from sparsefw.cli.requested_sweep import SweepRequest, begin_or_join_sweep
 from sparsefw.environment import environment
 from sparsefw.sweep.run import run_sweep, usual_workers
 
@@ -76,7 +76,8 @@ def main() -> None:
     tables = {}
     for name in arguments.grids:
         changes = ("engine.device=cpu", *arguments.set)
-        sweep, url = sweep_of(Asked(name, out=arguments.runs / name, changes=changes, seeds=arguments.seeds))
+        request = SweepRequest(name, out=arguments.runs / name, changes=changes, seeds=arguments.seeds)
+        sweep, url = begin_or_join_sweep(request)
         tables[name] = table(run_sweep(sweep, url, arguments.workers, say=print))
         command = "python benchmarks/methods_digits.py " + " ".join(arguments.grids)
         record = {"command": command.strip(), "seeds": arguments.seeds, "tables": tables, **environment()}

@@ -30,8 +30,9 @@ from torch import nn
 from optimizer import captured, measure
 from sparsefw import SFW, constrain
 from sparsefw.environment import device_name, environment
-from sparsefw.report.canvas import DPI, LARGE, MARKS, NORMAL, SMALL, apart, plain_frame
-from sparsefw.report.looks import INK, MUTED, TEXT, looks
+from sparsefw.plotting.axes import MARKER_SHAPES
+from sparsefw.plotting.canvas import DPI, LARGE_TEXT, NORMAL_TEXT, SMALL_TEXT, place_apart, plain_frame
+from sparsefw.plotting.palette import INK, MUTED, TEXT_COLOURS, looks_of
 from throughput import RESULTS, slug
 
 KINDS = ("filters", "weights", "rank")
@@ -122,21 +123,21 @@ def figure(drawn: dict[str, Panel], times: dict[str, dict[str, list[float]]], su
     """times: panel -> method -> milliseconds."""
     found = Figure(figsize=(11.5, 4.6), dpi=DPI)
     FigureCanvasAgg(found)
-    style = looks(METHODS)
+    style = looks_of(METHODS)
     every = [ms for one in times.values() for values in one.values() for ms in values]
     low, high = min(every) / 1.6, max(every) * 1.5
     for i, (name, panel) in enumerate(drawn.items()):
         axes = found.add_axes((0.055 + 0.3 * i, 0.13, 0.265, 0.6))
         for method, values in times[name].items():
-            colour, marker = style[method].colour, MARKS[style[method].marker]
+            colour, marker = style[method].colour, MARKER_SHAPES[style[method].marker]
             axes.plot(panel.x, values, color=colour, marker=marker, ms=4.5, lw=2, zorder=3)
             axes.plot(panel.x, theory(panel.settings, method, values), color=colour, lw=0.9, ls=":", zorder=2)
         _dress(axes, panel, (low, high), first=i == 0)
         if i == len(drawn) - 1:
             _name_ends(axes, {method: values[-1] for method, values in times[name].items()}, style)
     left, heading = 0.012, "What a step costs, against the width of layers, their number, and k"
-    found.text(left, 0.97, heading, size=LARGE, weight="bold", color=INK, va="top")
-    found.text(left, 0.905, subtitle, size=SMALL, color=MUTED, va="top")
+    found.text(left, 0.97, heading, size=LARGE_TEXT, weight="bold", color=INK, va="top")
+    found.text(left, 0.905, subtitle, size=SMALL_TEXT, color=MUTED, va="top")
     return found
 
 
@@ -151,19 +152,27 @@ def _dress(axes: Axes, panel: Panel, limits: tuple[float, float], first: bool) -
     axes.yaxis.set_minor_formatter(NullFormatter())
     plain_frame(axes)
     axes.tick_params(axis="y", labelleft=first)
-    axes.set_xlabel(panel.x_label, size=NORMAL, color=INK, labelpad=6)
-    axes.set_title(panel.title, size=NORMAL, color=INK, loc="left", pad=10)
+    axes.set_xlabel(panel.x_label, size=NORMAL_TEXT, color=INK, labelpad=6)
+    axes.set_title(panel.title, size=NORMAL_TEXT, color=INK, loc="left", pad=10)
     if first:
         axes.annotate(
-            "ms", (0, 1), xytext=(-26, -4), xycoords="axes fraction", textcoords="offset points", size=NORMAL, color=INK
+            "ms",
+            (0, 1),
+            xytext=(-26, -4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            size=NORMAL_TEXT,
+            color=INK,
         )
 
 
 def _name_ends(axes: Axes, ends: dict[str, float], style: dict[str, tuple[str, str]]) -> None:
     places = [float(axes.transAxes.inverted().transform(axes.transData.transform((1, ms)))[1]) for ms in ends.values()]
-    for method, place in zip(ends, apart(places, [0.06] * len(ends), 0, 1), strict=True):
-        colour = TEXT[style[method][0]]
-        axes.text(1.05, place, method, transform=axes.transAxes, size=SMALL, weight="bold", color=colour, va="center")
+    for method, place in zip(ends, place_apart(places, [0.06] * len(ends), 0, 1), strict=True):
+        colour = TEXT_COLOURS[style[method][0]]
+        axes.text(
+            1.05, place, method, transform=axes.transAxes, size=SMALL_TEXT, weight="bold", color=colour, va="center"
+        )
 
 
 def measured(drawn: dict[str, Panel], rounds: int, device: str) -> Iterator[tuple[str, float, dict[str, float]]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sparsefw.cli.bench import ROWS, WARM_UP, batches_of, chosen_rows, row_config
+from sparsefw.bench import ROWS, WARM_UP_STEPS, chosen_rows, endless_batches, row_config
 from sparsefw.environment import environment
 from sparsefw.train.display import Display
 from sparsefw.train.run import prepare
@@ -39,8 +39,8 @@ def kind_of(kernel: str) -> str:
 def profile(stem: str, row: str, data: Path | None, changes: list[str]) -> dict[str, Any]:
     t = prepare(row_config(stem, ROWS[row], data, changes), data, Display(stem, quiet=True))
     t.model.train()
-    batches = batches_of(t)
-    for _ in range(WARM_UP):
+    batches = endless_batches(t)
+    for _ in range(WARM_UP_STEPS):
         t.rates.scale(1.0)
         t.advance(next(batches))
     torch.cuda.synchronize()

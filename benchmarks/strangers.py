@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,6 +27,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sparsefw.environment import environment
+from stranger_networks import (
+    LENGTH,
+    WORDS,
+    DenseNet,
+    Mixer,
+    Recurrent,
+    Residual,
+    TextCNN,
+    all_convolutional,
+    bert,
+    deep_mlp,
+    foreign,
+    mlp,
+    plain_cnn,
+    plain_vgg,
+    small_vit,
+)
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -58,103 +74,8 @@ class Pair:
     images: int | None = None  # of the training set, the first so many
 
 
-# --- networks -----------------------------------------------------------------------------------------------------------
-
-
-class Residual(nn.Module):
-    """An ordinary small residual CNN, as one writes it on a first evening."""
-
-    def __init__(self, channels: int, width: int = 32, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), norm(width), nn.ReLU())
-        self.first = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, bias=False), norm(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False), norm(width),
-        )  # fmt: skip
-        self.down = nn.Sequential(nn.Conv2d(width, 2 * width, 3, 2, padding=1, bias=False), norm(2 * width), nn.ReLU())
-        self.second = nn.Sequential(
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False), norm(2 * width), nn.ReLU(),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False), norm(2 * width),
-        )  # fmt: skip
-        self.head = nn.Linear(2 * width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = self.down(F.relu(x + self.first(x)))
-        x = F.relu(x + self.second(x))
-        return self.head(x.mean((2, 3)))
-
-
-def plain_cnn(channels: int, side: int) -> nn.Module:
-    """LeNet's heir: no norm anywhere."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * (side // 4) ** 2, 128), nn.ReLU(),
-        nn.Linear(128, 10),
-    )  # fmt: skip
-
-
-def mlp(inputs: int, norm: bool = False) -> nn.Module:
-    between = (lambda n: [nn.BatchNorm1d(n), nn.ReLU()]) if norm else (lambda n: [nn.ReLU()])
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, 256), *between(256), nn.Linear(256, 256), *between(256), nn.Linear(256, 10)
-    )
-
-
-def foreign(name: str) -> nn.Module:
-    """A network of timm or torchvision for ten classes."""
-    from sparsefw.models import build
-
-    return build(name, num_classes=10)
-
-
-def small_vit(channels: int, image: int, patch: int) -> nn.Module:
-    from sparsefw.models.vit import ViT
-
-    return ViT(in_channels=channels, image=image, patch=patch, width=64, depth=3, heads=4, mlp_ratio=2)
-
-
-def bert() -> nn.Module:
-    from sparsefw.models.hub import import_torchvision
-
-    import_torchvision()  # which transformers looks for, and which fails beside a CPU build of torch unless made ready
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
-        max_position_embeddings=LENGTH, num_labels=4,
-    )  # fmt: skip
-    return Logits(BertForSequenceClassification(config))
-
-
-class Logits(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x).logits
-
-
-class Recurrent(nn.Module):
-    """An embedding and an ordinary encoder layer stack of torch itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, 64)
-        self.positions = nn.Parameter(torch.randn(LENGTH, 64) * 0.1)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(x) + self.positions).mean(1))
-
-
 # --- data ---------------------------------------------------------------------------------------------------------------
 
-WORDS, LENGTH = 64, 16
 TRAINED, TESTED = 20_000, 4_000  # images of Fashion-MNIST and CIFAR-10, the first ones
 
 
@@ -215,6 +136,21 @@ PAIRS = [
     Pair("ViT", lambda: small_vit(1, 28, 7), "fashion", "weights", 800, 256, 1e-3, "adamw", 0.05),
     Pair("BERT", bert, "text", "neurons", 600, 32, 1e-3, "adamw", 0.01),
     Pair("torch transformer", Recurrent, "text", "2:4", 600, 32, 1e-3, "adamw", 0.01),
+    # Not looked at before the defaults were fixed.
+    Pair("text CNN", TextCNN, "text", "filters", 400, 64, 1e-3, "adamw", 0.01),
+    Pair("text CNN", TextCNN, "text", "weights", 400, 64, 0.1),
+    Pair("MLP-mixer", Mixer, "digits", "neurons", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
+    Pair("MLP-mixer", Mixer, "digits", "weights", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
+    Pair("DenseNet", DenseNet, "digits", "filters", 500, 32, 0.1),
+    Pair("DenseNet", DenseNet, "digits", "rank", 300, 128, 1e-2, "adamw", 0.01),
+    Pair("all-convolutional", all_convolutional, "digits", "filters", 250, 50, 0.05, schedule="constant"),
+    Pair("all-convolutional", all_convolutional, "digits", "weights", 1_200, 16, 0.02),
+    # A newcomer's: stacks without norms.
+    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "neurons", 800, 64, 0.02),
+    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "weights", 800, 64, 1e-3, "adamw", 0.01),
+    Pair("MLP, four hidden layers", lambda: deep_mlp(784, 4), "fashion", "neurons", 3_000, 64, 0.02),
+    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "filters", 400, 64, 0.03),
+    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "rank", 300, 32, 1e-3, "adamw", 0.01),
 ]  # fmt: skip
 
 
@@ -366,16 +302,18 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         rows = sorted(pool.map(compare, jobs), key=lambda row: (row["pair"], row["seed"]))
     text = table(rows, left_out)
-    about = {
-        "date": date.today().isoformat(), "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "torch": torch.__version__, "seeds": options.seeds, "renewals": options.renewals,
-        "minutes": round((time.perf_counter() - started) / 60, 1),
-    }  # fmt: skip
+    minutes = round((time.perf_counter() - started) / 60, 1)
+    about = {**environment(), "seeds": options.seeds, "renewals": options.renewals, "minutes": minutes}
     print(text)
     options.out.with_suffix(".json").write_text(
         json.dumps({**about, "rows": rows, "left_out": left_out}, indent=1) + "\n"
     )
-    said = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
+    hardware, torch_version = about["hardware"], about["versions"]["torch"]
+    dial = "" if options.renewals is None else f", renewals {options.renewals:g}"
+    said = (
+        f"{about['date']}, torch {torch_version}, {hardware['cpus']} cores of {hardware['cpu']}, {minutes} minutes, "
+        f"seeds {options.seeds}{dial}"
+    )
     options.out.with_suffix(".md").write_text(
         f"# Defaults on networks and data that nobody tuned for\n\n{said}\n\n{text}\n"
     )

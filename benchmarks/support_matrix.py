@@ -24,9 +24,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from compression.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
 from sparsefw.compression import compress  # noqa: E402
-from sparsefw.compression.attention import plain_attention  # noqa: E402
-from sparsefw.compression.export import ExportError, export_onnx  # noqa: E402
-from sparsefw.compression.filters import removable_channels  # noqa: E402
+from sparsefw.compression.artifact.export import ExportError, export_onnx  # noqa: E402
+from sparsefw.compression.structure.attention import plain_attention  # noqa: E402
+from sparsefw.compression.structure.removal import removable_channels  # noqa: E402
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime")
 COLUMNS = ("architecture", "removable", "filters=0.5", "rank=0.5", "weights=0.5", "ONNX", "left as it is")

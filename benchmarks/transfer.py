@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from strangers import Data, Residual, accuracy, load
+from sparsefw.environment import environment
+from stranger_networks import Residual
+from strangers import Data, accuracy, load
 
 RESULTS = Path(__file__).with_name("results")
 FACTORS = {"renewals": (1 / 3, 1.0, 3.0), "k": (1 / 2, 1.0, 2.0), "lr": (1 / 3, 1.0, 3.0)}
@@ -142,10 +141,8 @@ def main() -> None:
     started = time.perf_counter()
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         rows = list(pool.map(score, jobs))
-    about = {
-        "date": date.today().isoformat(), "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "torch": torch.__version__, "minutes": round((time.perf_counter() - started) / 60, 1), "left_out": options.leave_out,
-    }  # fmt: skip
+    minutes = round((time.perf_counter() - started) / 60, 1)
+    about = {**environment(), "minutes": minutes, "left_out": options.leave_out}
     options.out.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     draw(rows, options.out.with_suffix(".png"))
     for (width, steps), lines in summary(rows).items():

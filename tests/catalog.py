@@ -33,6 +33,7 @@ def regions(shape: tuple[int, ...], radius: float = 1.5, exact: bool = True) -> 
     if len(shape) > 1:
         found += [geo.NMBall(2, 4, radius), geo.NMBall(1, 2, radius), geo.NMBall(3, 3, radius)]
         found.append(geo.GroupKSupportBall(max(1, shape[1] // 2), radius, axis=1))
+        found += [Ball(geo.Groups(1, width=2), geo.KSupport(1), radius)] if shape[1] % 2 == 0 else []  # attention heads
     labels = torch.arange(entries) % min(entries, 3)
     found.append(geo.GroupKSupportBall(1 if entries == 1 else min(2, int(labels.max()) + 1), radius, labels=labels))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,41 +13,97 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sparsefw"
 FILES = sorted(PACKAGE.rglob("*.py"))
-# Whom each part may import, besides itself.
-ALLOWED = {
+# Whom each part may import, besides itself: every package and module is listed, lowest first, and every permit is used.
+ALLOWED: dict[str, set[str]] = {
+    "words": set(),
+    "durable": set(),
+    "layer_types": set(),
+    "kind_words": set(),
+    "environment": {"__version__"},
     "geometry": set(),
-    "optim": {"geometry", "layer_types", "words"},
+    "kinds": {"geometry", "layer_types", "words"},
+    "typed": {"kinds", "words"},
+    "optim": {"geometry", "kinds", "layer_types", "words"},
     "models": {"words"},
-    "compression": {"geometry", "models", "environment", "layer_types", "durable", "words"},
+    "compression": {"geometry", "kinds", "models", "environment", "layer_types", "durable", "words"},
     "data": {"typed", "durable", "words"},
-    "methods": {"geometry", "optim", "compression", "data", "layer_types", "typed", "words"},
-    "train": {"optim", "compression", "data", "models", "methods", "environment", "typed", "durable", "words"},
+    "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "typed", "words"},
+    "train": {
+        "kinds", "optim", "compression", "data", "models", "methods", "environment", "typed", "durable", "words", "__version__",
+    },
     "sweep": {"compression", "data", "train", "environment", "typed", "durable", "words"},
-    "report": {"environment", "durable"},  # run folders only
-}
-CORE = {"geometry", "optim", "compression", "models", "environment.py", "layer_types.py", "durable.py", "words.py"}
+    "plotting": {"durable"},  # charts, whatever they show
+    "report": {"kinds", "plotting", "durable"},  # reads run folders only, and never trains
+    "bench": {"data", "methods", "train", "environment", "typed", "words"},
+    "reproduce": {"kinds", "train", "sweep", "plotting", "report", "bench", "environment", "typed", "durable", "words"},
+    "cli": {
+        "geometry", "kinds", "kind_words", "models", "compression", "data", "methods", "train", "sweep", "report", "bench",
+        "reproduce", "environment", "typed", "durable", "words", "__version__",
+    },
+    "__init__": {"optim", "compression", "methods"},
+    "__main__": {"cli"},
+}  # fmt: skip
+CORE = {"geometry", "kinds", "optim", "compression", "models", "environment", "layer_types", "durable", "words"}
+
+
+def part_of(path: Path) -> str:
+    """The package or module directly under sparsefw that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path, top_level: bool = False) -> set[str]:
+    """Dotted names of all that a file imports: `from sparsefw import x` is sparsefw.x, and so is a relative import."""
     tree = ast.parse(path.read_text())
+    folders = ["sparsefw", *path.relative_to(PACKAGE).parts[:-1]] if path.is_relative_to(PACKAGE) else []
     found = set()
     for node in tree.body if top_level else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            above = folders[: len(folders) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{module}.{alias.name}" for alias in node.names} if module == "sparsefw" else {module}
     return found
+
+
+def parts_imported(path: Path) -> set[str]:
+    names = [module.split(".") for module in imports(path)]
+    return {name[1] for name in names if name[0] == "sparsefw" and len(name) > 1} - {part_of(path)}
+
+
+def test_every_part_is_listed():
+    assert set(ALLOWED) == {part_of(path) for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_flow_one_way(path):
-    part = path.relative_to(PACKAGE).parts[0]
-    if part not in ALLOWED:
-        return
-    for module in imports(path):
-        names = module.split(".")
-        if names[0] == "sparsefw" and len(names) > 1:
-            assert names[1] in ALLOWED[part] | {part}, f"{path.name} imports {module}"
+    assert parts_imported(path) <= ALLOWED[part_of(path)]
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_every_permit_is_used(part):
+    used = set().union(*(parts_imported(path) for path in FILES if part_of(path) == part))
+    assert ALLOWED[part] == used
+
+
+def test_parts_form_no_circle():
+    """Taken away one by one, each when nobody else needs it, none is left."""
+    left = {part: needs - {"__version__"} for part, needs in ALLOWED.items()}
+    while left:
+        free = [part for part in left if not any(part in needs for needs in left.values())]
+        assert free, f"these import each other: {sorted(left)}"
+        left = {part: needs for part, needs in left.items() if part not in free}
+
+
+def test_the_guard_sees_every_form_of_import(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    (tmp_path / "optim").mkdir()
+    file = tmp_path / "optim" / "x.py"
+    file.write_text(
+        "import sparsefw.train\nfrom sparsefw import report\nfrom .. import sweep\nfrom ..data.files import a\nfrom . import b\n"
+        "def f():\n    from sparsefw.cli.main import app\n"
+    )
+    assert parts_imported(file) == {"train", "report", "sweep", "data", "cli"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -60,7 +117,7 @@ def test_core_needs_torch_and_numpy_only():
     for path in FILES:
         kernels = path.parent.name == "fused"  # of GPUs, imported where there is one
         allowed = known | ({"triton"} if kernels else set())
-        if path.relative_to(PACKAGE).parts[0] in CORE:
+        if part_of(path) in CORE:
             assert {module.split(".")[0] for module in imports(path, top_level=True)} <= allowed, path
 
 
@@ -69,6 +126,21 @@ def test_import_does_not_touch_optional_packages():
     code = f"import sys, sparsefw; print([m for m in {optional} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_picture_of_the_packages_is_that_of_the_imports():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    printed = subprocess.run(
+        [sys.executable, ROOT / "docs" / "packages.py"], capture_output=True, text=True, check=True
+    )
+    assert f"```mermaid\n{printed.stdout.strip()}\n```" in page, "python docs/packages.py prints what belongs there"
+
+
+def test_files_that_the_architecture_page_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    paths = [str(path.relative_to(PACKAGE)) for path in FILES] + ["docs/packages.py"]
+    assert not {name for name in named if not any(path == name or path.endswith(f"/{name}") for path in paths)}
 
 
 def test_no_file_names_a_folder_outside_of_the_repository():

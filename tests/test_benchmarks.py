@@ -12,7 +12,7 @@ import oracle_quality
 import report_speed
 import scaling
 import throughput
-from sparsefw.cli.bench import rates
+from sparsefw.bench import measure_training_speed
 from sparsefw.report import read_runs
 
 ENVIRONMENT = {"versions": {"sparsefw": "0.1.0", "torch": "2.9"}, "date": "2026-01-02"}
@@ -53,7 +53,7 @@ def test_without_a_gpu_the_table_has_no_memory():
 
 
 def test_what_bench_answers_can_be_rendered():
-    found = rates("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"]).record
+    found = measure_training_speed("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"])
     assert "| SparseFW rank k=0.1 |" in rendered(x=found, y=found)
 
 

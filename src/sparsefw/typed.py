@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from sparsefw.kinds import kind_of
 from sparsefw.words import did_you_mean
 
 
@@ -14,6 +15,10 @@ class Section(BaseModel):
     """A part of a configuration: frozen, and nothing in it is ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+# The word for a kind of sparsefw.kinds, such as "filters" or "2:4".
+KindName = Annotated[str, AfterValidator(lambda word: kind_of(word).name)]
 
 
 class ConfigError(ValueError):

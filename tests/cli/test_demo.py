@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsefw import load
-from sparsefw.cli.demo import DROP
+from sparsefw.cli.digits_demo import DROP
 
 pytestmark = pytest.mark.slow
 

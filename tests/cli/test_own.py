@@ -79,7 +79,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(where, tmp_path):
 
 
 def test_how_much_is_asked_for_in_the_words_of_the_command_line(tmp_path):
-    assert "give --filters, --rank or --weights" in sparsefw(tmp_path, "compress", ".", code=2).stderr
+    assert (
+        "give one of --filters, --neurons, --heads, --rank, --weights"
+        in sparsefw(tmp_path, "compress", ".", code=2).stderr
+    )
 
 
 @pytest.mark.slow

@@ -10,14 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from sparsefw import load
-from sparsefw.cli import app
-from sparsefw.data import DATASETS
-from sparsefw.methods import METHODS
-from sparsefw.models import MODELS
-from sparsefw.train import recipe_names
+from sparsefw.cli import app, verbs
 
 TINY = ["--set", "train.epochs=3", "--set", "model.arguments.width=8"]
 VERBS = [["demo"], ["train"], ["curve"], ["compress"], ["report"], ["list"], ["bench", "train"], ["bench", "data"]]
@@ -156,23 +153,6 @@ def test_report_writes_a_page(run, tmp_path):
     assert {"filters-removed.png", "filters-removed.tex", "spectra-filters.svg", "runs.csv", "training.png"} <= written
 
 
-@pytest.mark.parametrize(
-    ("what", "names"),
-    [
-        ("models", [*MODELS, "timm:NAME"]),
-        ("datasets", list(DATASETS)),
-        ("methods", list(METHODS)),
-        ("regions", ["GroupKSupportBall", "KSupportBall", "NuclearBall", "SpectralKSupportBall", "LpBall"]),
-        ("recipes", list(recipe_names())),
-    ],
-)
-def test_list_reads_the_registries(what, names):
-    listed = json.loads(sparsefw("list", what, "--json"))
-    assert set(names) <= set(listed)
-    assert all(listed.values())
-    assert all(name in sparsefw("list", what) for name in names)
-
-
 def test_a_reader_that_has_seen_enough_is_no_failure():
     """As in `sparsefw list recipes | head -1`: the pipe is closed before anything is written."""
     reading, writing = os.pipe()
@@ -182,34 +162,9 @@ def test_a_reader_that_has_seen_enough_is_no_failure():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_methods_are_listed_with_kind_paper_and_measured_costs():
-    listed = json.loads(sparsefw("list", "methods", "--json"))
-    assert listed["nuc"]["removes"] == "rank"
-    assert listed["nuc"]["paper"].startswith("Denton")
-    assert set(listed["nuc"]["costs"]) == {"nuc", "nuc-svd"}
-    assert listed["sgd"]["costs"] == {"sgd": 1.0}
-    assert all(cost > 0.5 for method in listed.values() for cost in method["costs"].values())
-    lines = {line.split()[0]: line.split() for line in sparsefw("list", "methods").splitlines()}
-    assert lines["sgd"][:4] == ["sgd", "any", "1.0x", "SGD:"]
-    for name, method in METHODS.items():
-        assert lines[name][1] == method.removes
-        assert lines[name][2].endswith("x")
-        assert method.paper.split()[-1] in lines[name][-1]
-
-
-def test_one_grid_is_listed_with_what_it_tries():
-    found = json.loads(sparsefw("list", "grids", "filters-cifar10", "--json"))
-    assert found["methods"]["SSL"]["method"]["strength"] == [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3]
-    (line,) = [line for line in sparsefw("list", "grids", "filters-cifar10").splitlines() if line.startswith("SSL ")]
-    assert "12 configurations: train.weight_decay=[0.0001, 0.0005] method.name=ssl method.strength=[1e-05, " in line
-
-
-def test_one_method_is_listed_with_its_settings():
-    found = json.loads(sparsefw("list", "methods", "ssl", "--json"))
-    assert found["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
-    text = sparsefw("list", "methods", "sparsefw")
-    assert "gauge      = k-support  (k-support, k-sparse)" in text
-    assert "arXiv:2205.11921" in text
+def test_every_verb_has_a_file_named_as_it_is_typed():
+    files = {path.stem for path in Path(verbs.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(typer.main.get_command(app).commands)
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -248,7 +203,7 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["curve", tmp_path], "is not a run folder"),
         (["curve", run, "--at", "0.5;0.7"], "such as 0.5,0.7,0.9"),
         (["curve", run, "--at", "1.5"], "must be in [0, 1)"),
-        (["curve", run, "--kind", "colours"], "kind='colours'"),
+        (["curve", run, "--kind", "colours"], "unknown kind 'colours'"),
         (["curve", run, "--split", "train"], "there are test, validation"),
         (["curve", run, "--device", "cuda:99"], "cuda:99"),
         (["compress", run], "how much?"),

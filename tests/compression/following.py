@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from compression.zoo import table
-from sparsefw.compression.channels import Channels
-from sparsefw.compression.filters import parity, removable_channels
+from sparsefw.compression.structure.channels import Channels
+from sparsefw.compression.structure.removal import parity, removable_channels
 
 SILENCE = "removing them is not the same as silencing them"
 

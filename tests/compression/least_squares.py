@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression import refit
-from sparsefw.compression.calibration import Calibration
-from sparsefw.compression.layers import set_weight
-from sparsefw.compression.plan import Keep
-from sparsefw.compression.refit import Point, Solution
+from sparsefw.compression.artifact.plan import Keep
+from sparsefw.compression.recovery import refit
+from sparsefw.compression.recovery.calibration import Calibration
+from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.structure.layers import set_weight
 
 CPU = torch.device("cpu")
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -73,7 +73,7 @@ def refitted(
     offset = layer.bias is not None if centred is None else centred
     refit.refit(
         dense,
-        [Point(small, {} if rows is None else {"layer": rows}, write or put)],
+        [Cut(small, (), (), {} if rows is None else {"layer": rows}, write or put)],
         ["layer"],
         Calibration(batches, CPU),
         lambda name: offset,

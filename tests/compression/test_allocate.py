@@ -22,8 +22,10 @@ from sparsefw.compression.allocate import (
     Worst,
     smallest_level,
 )
-from sparsefw.compression.plan import Keep, Split, Truncate
-from sparsefw.compression.stages import Selection, SparseWeights, Stage
+from sparsefw.compression.artifact.plan import Keep, Split, Truncate
+from sparsefw.compression.kinds.stage import Stage
+from sparsefw.compression.kinds.weights import SparseWeights
+from sparsefw.compression.settings import Selection
 
 
 def unit(*magnitudes: float, name: str = "layer", blocks: int = 1) -> Unit:
@@ -88,6 +90,10 @@ def test_rounding_counts_all_blocks_together():
 class Nothing(Stage):
     def __init__(self, allocation, layers: list[Unit], round_to: int) -> None:
         self.allocation, self.units, self.selection = allocation, layers, Selection(round_to=round_to)
+
+    @classmethod
+    def of(cls, job):
+        raise NotImplementedError
 
     def edits(self, counts):
         return []

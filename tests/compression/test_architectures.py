@@ -13,11 +13,11 @@ from torch import nn
 
 from compression.zoo import FILTERS, KINDS, RANK, WEIGHTS, ZOO, Architecture, attempt, outputs, share_removable
 from sparsefw.compression import Compressed, compress
-from sparsefw.compression.attention import plain_attention
-from sparsefw.compression.channels import tensors_of
-from sparsefw.compression.export import export_onnx
-from sparsefw.compression.filters import removable_channels
-from sparsefw.compression.layers import call
+from sparsefw.compression.artifact.export import export_onnx
+from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.structure.channels import tensors_of
+from sparsefw.compression.structure.layers import call
+from sparsefw.compression.structure.removal import removable_channels
 
 
 def listed(architectures: tuple[Architecture, ...], slow: str = "slow") -> list[Any]:

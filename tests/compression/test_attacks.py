@@ -12,9 +12,9 @@ from torch.nn import functional
 from compression.zoo import Net
 from sparsefw import compress, load, recalibrate, save, save_elastic
 from sparsefw.compression import ArtifactError
-from sparsefw.compression.files import digest_of
-from sparsefw.compression.filters import relative_gap
-from sparsefw.compression.layers import call
+from sparsefw.compression.artifact.files import digest_of
+from sparsefw.compression.structure.layers import call
+from sparsefw.compression.structure.removal import relative_gap
 
 X = torch.randn(64, 5, 8, generator=torch.Generator().manual_seed(0))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from sparsefw.compression import recalibrate
-from sparsefw.compression.batchnorm import batch_statistics, has_batch_norm
-from sparsefw.compression.layers import evaluating
+from sparsefw.compression.recovery.batchnorm import batch_statistics, has_batch_norm
+from sparsefw.compression.structure.layers import evaluating
 
 
 def data(*sizes: int, width: int = 6, seed: int = 0) -> list[Tensor]:

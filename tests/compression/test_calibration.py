@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from sparsefw.compression import compress, recalibrate
-from sparsefw.compression.calibration import Calibration, run
+from sparsefw.compression.recovery.calibration import Calibration, run
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, Net, awake, table
-from sparsefw.compression.filters import removable_channels
+from sparsefw.compression.structure.removal import removable_channels
 
 
 def test_convolution_norm_and_activation():

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, awake, table
 from sparsefw.compression import compress
-from sparsefw.compression.attention import PlainAttention, plain_attention
-from sparsefw.compression.channels import find_channels
-from sparsefw.compression.filters import parity, removable_channels
-from sparsefw.compression.layers import call, evaluating
+from sparsefw.compression.structure.attention import PlainAttention, plain_attention
+from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.removal import parity, removable_channels
 from sparsefw.models import import_torchvision
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, Net, awake, table
 from sparsefw.compression import compress
-from sparsefw.compression.channels import find_channels
-from sparsefw.compression.filters import removable_channels, removal
+from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.removal import removable_channels, removal
 from sparsefw.models import build
 
 

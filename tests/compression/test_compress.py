@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from compression.networks import BATCHES, X
 from compression.networks import normed as network
 from sparsefw.compression import Compressed, compress
-from sparsefw.compression.plan import Keep, Split, Thin, Truncate, Untouched, Zero, in_words
+from sparsefw.compression.artifact.plan import Keep, Split, Thin, Truncate, Untouched, Zero, in_words
 
 KINDS = [
     {"filters": 0.5},

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compression.zoo import OUTPUT, Net, table
-from sparsefw.compression.channels import find_channels
-from sparsefw.compression.filters import parity, removable_channels
-from sparsefw.compression.labels import Labels, compact
+from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.labels import Labels, compact
+from sparsefw.compression.structure.removal import parity, removable_channels
 
 Operation = Callable[[Tensor], Tensor]
 SILENCE = "removing them is not the same as silencing them"

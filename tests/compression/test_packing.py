@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sparsefw.compression.packing import MASK, SHAPE, VALUES, pack, packed_bytes, unique_tensors, unpack
+from sparsefw.compression.artifact.packing import MASK, SHAPE, VALUES, pack, packed_bytes, unique_tensors, unpack
 
 DTYPES = {
     torch.float64: torch.int64,

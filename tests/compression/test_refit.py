@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compression.least_squares import by_hand, data, least_squares, normal, refitted, ridge
-from sparsefw.compression import refit, samples
-from sparsefw.compression.calibration import Calibration
-from sparsefw.compression.layers import as_matrices, set_weight
-from sparsefw.compression.refit import DEFAULT_RIDGE, Point, Solution
-from sparsefw.compression.samples import choose_positions, patches
+from sparsefw.compression.recovery import patches as patching
+from sparsefw.compression.recovery import refit
+from sparsefw.compression.recovery.calibration import Calibration
+from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.patches import choose_positions, patches
+from sparsefw.compression.recovery.refit import DEFAULT_RIDGE
+from sparsefw.compression.structure.layers import as_matrices, set_weight
 
 CPU = torch.device("cpu")
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -68,7 +70,7 @@ def test_positions_are_all_or_a_random_choice():
     layer, generator = nn.Conv2d(1, 1, 1), torch.Generator().manual_seed(0)
     assert choose_positions(layer, torch.zeros(2, 1, 8, 16), generator).tolist() == list(range(128))
     chosen = choose_positions(layer, torch.zeros(2, 1, 20, 16), generator)
-    assert len(chosen.unique()) == samples.POSITIONS == len(chosen)
+    assert len(chosen.unique()) == patching.POSITIONS == len(chosen)
     assert 0 <= int(chosen.min()) < int(chosen.max()) < 320
 
 
@@ -197,7 +199,7 @@ def test_dead_inputs_keep_their_weights():
         set_weight(small[0], solution.weight)
         return solution.weight
 
-    refit.refit(dense, [Point(small, {}, write)], ["0"], Calibration([x], CPU), lambda name: True)
+    refit.refit(dense, [Cut(small, (), (), {}, write)], ["0"], Calibration([x], CPU), lambda name: True)
     torch.testing.assert_close(small[0].weight[:, 2], kept)
     torch.testing.assert_close(small(x), dense(x))
 
@@ -259,8 +261,8 @@ def test_patches_are_made_a_few_images_at_a_time(limit, monkeypatch):
         sizes.append(found.numel() * found.element_size())
         return found
 
-    monkeypatch.setattr(samples, "patches", spy)
-    monkeypatch.setattr(samples, "PATCH_BYTES", limit)
+    monkeypatch.setattr(patching, "patches", spy)
+    monkeypatch.setattr(patching, "PATCH_BYTES", limit)
     found = refitted(layer, batches)
     one_image = 4 * 9 * 16 * 8
     assert len(sizes) > 2

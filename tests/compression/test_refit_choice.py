@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from compression.least_squares import normal, refitted, ridge
-from sparsefw.compression import refit
-from sparsefw.compression.refit import RIDGES, Solution, Sums, best_rank, on_support
+from sparsefw.compression.recovery import refit
+from sparsefw.compression.recovery.cut import Solution
+from sparsefw.compression.recovery.refit import RIDGES, Sums, best_rank, on_support
 
 CPU = torch.device("cpu")
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}

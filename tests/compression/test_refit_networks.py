@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compression.least_squares import normal
-from sparsefw.compression import compress, recalibrate, refit
-from sparsefw.compression.attention import PlainAttention
-from sparsefw.compression.plan import Keep
-from sparsefw.compression.stages import kept_rows
+from sparsefw.compression import compress, recalibrate
+from sparsefw.compression.artifact.plan import Keep
+from sparsefw.compression.kinds.stage import kept_rows
+from sparsefw.compression.recovery import refit
+from sparsefw.compression.structure.attention import PlainAttention
 from sparsefw.data import load_digits
 from sparsefw.models import build
 

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 from compression.networks import IMAGES, ROWS, X, cnn, mlp, normed
 from sparsefw import compress, curve, load, recalibrate, save, save_elastic
 from sparsefw.compression import ArtifactError, export_onnx, measure
-from sparsefw.compression.export import ExportError
+from sparsefw.compression.artifact.export import ExportError
 
 BAD = [-0.1, 1.0, 1.5, math.nan, math.inf, True, False, [0.5], None.__class__]
 
@@ -27,7 +27,7 @@ def test_what_is_no_fraction(kind, value):
 
 @pytest.mark.parametrize("value", ["2:", ":4", "4:2", "4:4", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
 def test_what_is_no_pattern(value):
-    with pytest.raises(ValueError, match=rf"^weights={value!r}: a pattern is N:M with 0 < N < M, such as '2:4'$"):
+    with pytest.raises(ValueError, match=rf"^unknown kind {value!r}: a pattern is N:M with 0 < N < M, such as 2:4$"):
         compress(normed(), example=X, weights=value)
 
 
@@ -42,7 +42,7 @@ def test_what_is_no_pattern(value):
         ({"round_to": True}, "round_to=True: must be"),
         ({"example": None}, "calibration="),
         ({"example": None, "calibration": []}, "calibration is empty"),
-        ({"filters": None}, "how much? give filters=, rank= or weights="),
+        ({"filters": None}, "how much? give one of filters=, neurons=, heads=, rank=, weights= as the fraction"),
         ({"include": "layer*"}, "include='layer*' matches no layer"),
         ({"exclude": "head"}, "exclude='head' matches no layer"),
     ],

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import compress
-from sparsefw.compression.attention import PlainAttention
-from sparsefw.compression.calibration import Calibration
-from sparsefw.compression.channels import HEADS, IN, OUT, Channels, Site, find_channels
-from sparsefw.compression.plan import Keep
+from sparsefw.compression.artifact.plan import Keep
+from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.score import SCORES, Observed, observe, readers_of
+from sparsefw.compression.structure.attention import PlainAttention
+from sparsefw.compression.structure.channels import HEADS, IN, OUT, Channels, Site, find_channels
 
 NOTHING = Observed({}, {})
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compression.networks import BATCHES, IMAGES, ROWS, X, mlp, normed
 from sparsefw import compress, curve, load, save
-from sparsefw.compression.plan import Keep
+from sparsefw.compression.artifact.plan import Keep
 
 
 class InPlace(nn.Module):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import compress, recalibrate
+from sparsefw.compression.pipeline import Pipeline
 from sparsefw.compression.settings import Settings
-from sparsefw.compression.workshop import Workshop
+from sparsefw.kinds import FILTERS
 
 HOW = [
     {"filters": 0.5},
@@ -26,8 +27,8 @@ def falling(slope: float) -> Callable[[nn.Module], float]:
 
 
 def damage(net: nn.Module, batches: list[Tensor]) -> Tensor:
-    work = Workshop(net, None, batches, Settings(refit=False))
-    return torch.tensor(list(work.measure_damage(work.stage("filters", work.dense)).values()), dtype=torch.float64)
+    work = Pipeline(net, None, batches, Settings(refit=False))
+    return torch.tensor(list(work.measure_damage(work.stage(FILTERS, work.dense)).values()), dtype=torch.float64)
 
 
 def main(folder: str, rank: int, size: int) -> None:

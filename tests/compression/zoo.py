@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import Compressed, compress
-from sparsefw.compression.attention import plain_attention
-from sparsefw.compression.channels import Channels, tensors_of
-from sparsefw.compression.filters import relative_gap, silence
-from sparsefw.compression.layers import as_matrices, call, evaluating, set_weight
-from sparsefw.compression.lowrank import truncate
-from sparsefw.compression.plan import Keep, Split, Truncate
-from sparsefw.compression.slices import size
+from sparsefw.compression.artifact.plan import Keep, Split, Truncate
+from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.structure.channels import Channels, tensors_of
+from sparsefw.compression.structure.factorisation import truncate
+from sparsefw.compression.structure.layers import as_matrices, call, evaluating, set_weight
+from sparsefw.compression.structure.removal import relative_gap, silence
+from sparsefw.compression.structure.surgery import size
 from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 import torch
@@ -208,3 +209,10 @@ def test_oracle_computes_half_precisions_in_float32(shape, region, dtype):
 @each
 def test_plain_values_and_back(shape, region):
     assert Ball.from_plain(region.plain()) == region
+
+
+def test_every_region_is_in_the_catalog_of_tests():
+    """One that is not listed there goes untested: add it to tests/catalog.py, and to REGIONS."""
+    made = {name for name in dir(geo) if isinstance(vars(geo)[name], types.FunctionType) and name[0].isupper()}
+    assert made == set(geo.REGIONS) - {"Simplex"}
+    assert {region.name for _, region in CASES} >= made

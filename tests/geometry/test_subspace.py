@@ -154,3 +154,15 @@ def test_svd_refuses_nan():
         subspace.svd(G)
     with pytest.raises(ValueError, match="NaN or inf"):
         geo.SpectralKSupportBall(1).norm(G)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 4, 6), (1, 1)])
+def test_the_gram_matrix_has_the_singular_values_and_left_vectors(shape):
+    matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = torch.linalg.svdvals(matrix)
+    torch.testing.assert_close(subspace.gram_values(matrix), exact)
+    wide = matrix if shape[-2] <= shape[-1] else matrix.mT
+    U, s = subspace.gram_vectors(wide)
+    torch.testing.assert_close(s, exact)
+    torch.testing.assert_close((U.mT @ wide).norm(dim=-1), exact)
+    assert subspace.gram_values(torch.full((2, 3), torch.nan)).isnan().all()

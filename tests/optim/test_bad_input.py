@@ -27,7 +27,7 @@ from sparsefw import geometry as geo
         ({"adam_eps": -1.0}, {}, "adam_eps must be a finite number"),
         ({"nesterov": True, "momentum": 0.0}, {}, "nesterov needs"),
         ({"region": geo.GroupKSupportBall(9)}, {}, "k=9 is more than the 3"),
-        ({"coupled": True, "region": geo.GroupKSupportBall(1), "axes": [0, 0]}, {}, "axes needs 1"),
+        ({"coupled": True, "region": geo.GroupKSupportBall(1), "axes": [0, 0]}, {}, "axes must be a list of 1"),
         ({}, {"on_nonfinite": "ignore"}, "'raise' or 'skip'"),
         ({}, {"check_every": 0}, "at least 1"),
     ],

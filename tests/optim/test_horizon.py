@@ -89,7 +89,9 @@ def test_the_first_learning_rate_is_that_of_the_group_and_must_be_above_0():
     group = {"params": [p], "region": geo.LpBall(2, 9.0), "rescale": Horizon(10, 0.1), "lr": 0.5}
     optimizer = SFW([group], lr=0.1)
     assert optimizer.param_groups[0]["rescale"].full_lr == 0.5
-    with pytest.raises(ValueError, match=r"lr=0\.0: the horizon rule counts shares from the first learning rate"):
+    with pytest.raises(
+        ValueError, match=r"lr=0\.0: must be above 0, since step sizes are counted from it; give SFW the highest"
+    ):
         SFW([{"params": [p], "region": geo.LpBall(2, 9.0), "rescale": Horizon(10, 0.1)}], lr=0.0)
 
 
@@ -144,11 +146,11 @@ def test_resumed_in_the_middle_it_goes_on_bit_for_bit(kind):
 # --- regions around the weights as given ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("share", "rho"), [(0.002, 0.9), (0.01, 0.9)])
+@pytest.mark.parametrize(("share", "rho"), [(0.002, 0.9), (0.01, 0.9), (0.01, 0.5), (0.01, 0.0)])
 def test_weights_under_noise_stay_as_long_as_they_are(share, rho):
     """White gradients, a constant share: E ||theta||^2 settles at the norm that the radius was made for."""
     given = 2.0
-    region = geo.LpBall(2, equilibrium_length(given, share))
+    region = geo.LpBall(2, equilibrium_length(given, share, rho))
     theta = gaussian((400,), 0)
     p = nn.Parameter(given * theta / theta.norm())
     optimizer = SFW([{"params": [p], "region": region, "rescale": Unscaled()}], lr=share, momentum=rho)
@@ -239,7 +241,8 @@ def test_how_often_weights_are_renewed_where_nothing_is_said():
     """20 or 10 times, at most 0.01 a step in convolutions before norms and 0.005 elsewhere: a linear decay sums to T / 2."""
 
     def renewals(steps, **options):
-        groups = constrain(cnn(), "weights", steps=steps, report=None, **options)
+        model = nn.Sequential(*cnn(), nn.Linear(10, 10), nn.Linear(10, 10))  # the last one is left free
+        groups = constrain(model, "weights", steps=steps, report=None, **options)
         found = {name: group["rescale"].renewals for group in groups if group["region"] for name, _ in group["params"]}
         return found["3.weight"], found["11.weight"]
 
@@ -393,3 +396,187 @@ def test_progress_of_the_whole_counts_layers_by_their_size():
     assert optimizer.diagnostics().total == found
     assert str(optimizer.diagnostics()).splitlines()[-1].startswith("all layers: renewed 0.00 times, 50% decayed")
     assert SFW([{"params": [q], "region": None}]).progress() is None
+
+
+def test_regions_depend_on_the_momentum_and_both_are_told_the_same():
+    model = cnn()
+    sized = {rho: constrain(model, "filters", steps=1000, momentum=rho, report=None) for rho in (0.0, 0.9)}
+    shrunk = math.sqrt(
+        (1 - 0.9) / (1 + 0.9)
+    )  # of the length, by the formula; rounded up where weights would be outside
+    assert sized[0.9][0]["region"].radius == pytest.approx(shrunk * sized[0.0][0]["region"].radius, rel=0.05)
+    assert SFW(sized[0.0], momentum=0.0).param_groups[0]["momentum"] == 0.0
+    with pytest.raises(ValueError, match=r"momentum=0\.9, but regions were sized for 0: give constrain"):
+        SFW(sized[0.0])
+    with pytest.raises(ValueError, match=r"momentum must be a number of at least 0 and below 1, got 1\.5"):
+        constrain(model, "filters", steps=1000, momentum=1.5, report=None)
+
+
+def test_weights_that_are_loaded_before_the_first_step_enter_their_regions_and_say_so():
+    model, larger = cnn(), cnn()
+    optimizer = SFW(constrain(model, "filters", steps=100, report=None))
+    with torch.no_grad():
+        for p in larger.parameters():
+            p.mul_(50)
+    model.load_state_dict(larger.state_dict())
+    with pytest.warns(SFWWarning, match="lay outside of their regions and were scaled onto them"):
+        train(model, optimizer, 1)
+    group = optimizer.param_groups[0]
+    assert group["region"].contains(group["params"][0].detach())
+
+
+def test_weights_that_are_loaded_and_fit_are_taken_as_they_are(recwarn):
+    model, other = cnn(), cnn()
+    optimizer = SFW(constrain(model, "filters", steps=100, report=None))
+    model.load_state_dict(other.state_dict())
+    optimizer.enter_regions()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert not [w for w in recwarn if issubclass(w.category, SFWWarning)]
+
+
+def test_a_layer_that_is_unfrozen_late_is_as_far_as_all_others():
+    model = cnn()
+    optimizer = SFW(constrain(model, "filters", steps=20, report=None))
+    model[3].weight.requires_grad_(False)
+    train(model, optimizer, 15)
+    model[3].weight.requires_grad_(True)
+    train(model, optimizer, 5, start=15)
+    shares = {layer.name: layer.step_size for layer in optimizer.diagnostics()}
+    assert shares["3.weight"] == shares["0.weight"] > 0
+
+
+def test_a_group_that_is_added_later_has_a_horizon_of_its_own():
+    model, head = cnn(), nn.Linear(10, 4)
+    optimizer = SFW(constrain(model, "filters", steps=20, report=None))
+    train(model, optimizer, 15)
+    (added, *_) = constrain(head, "neurons", steps=20, report=None)
+    optimizer.add_param_group(added)
+    head.weight.grad = torch.ones_like(head.weight)
+    train(model, optimizer, 1, start=15)  # zero_grad leaves the head out
+    head.weight.grad = torch.ones_like(head.weight)
+    optimizer.step()
+    taken = {name: stack.figures.taken for _, stack, names in optimizer._labelled_stacks() for name in names}
+    assert taken["weight"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"adam_betas": 5}, r"adam_betas must be two numbers in \[0, 1\), got 5"),
+        ({"adam_betas": (0.9,)}, "adam_betas must be two numbers"),
+        ({"check_every": "often"}, "check_every must be a whole number of at least 1, got 'often'"),
+        ({"check_every": 1.5}, "check_every must be a whole number of at least 1, got 1.5"),
+        ({"fused": "yes"}, "fused must be True, False or None, got 'yes'"),
+    ],
+)
+def test_arguments_of_a_wrong_type_get_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SFW(constrain(cnn(), "filters", steps=100, report=None), **arguments)
+
+
+def test_what_is_no_list_of_parameters_is_named():
+    for wrong in (None, 5, cnn()):
+        with pytest.raises(TypeError, match=f"params must be those of constrain.*got {type(wrong).__name__}"):
+            SFW(wrong)
+    with pytest.raises(ValueError, match="axes must be a list of 1 here"):
+        SFW([{"params": [nn.Parameter(torch.ones(3, 3))], "region": geo.GroupKSupportBall(1, 1.0), "axes": 5}])
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_layer_without_inputs_is_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"^weight: "):
+        constrain(nn.Linear(0, 4), "weights", steps=10, report=None)
+
+
+# --- networks without norms, outputs, and trainings that go nowhere ------------------------------------------------------------
+
+
+def stack_of(layers: int, gain: float = 1.0) -> nn.Sequential:
+    parts = [part for _ in range(layers - 1) for part in (nn.Linear(32, 32), nn.ReLU())]
+    model = nn.Sequential(*parts, nn.Linear(32, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(gain)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "room"), [(4, 1 + 45 / 27), (5, 1 + 45 / 64), (7, 1 + 45 / 216), (8, 1.2), (40, 1.2)]
+)
+def test_the_deeper_a_stack_without_norms_the_less_it_may_grow_beyond_a_healthy_start(layers, room):
+    healthy = math.sqrt(2 * 32)  # He: entries of variance 2 / fan_in
+    groups = constrain(stack_of(layers), "neurons", steps=40_000, report=None)
+    radii = [group["region"].radius for group in groups if group["region"] is not None]
+    assert radii == [pytest.approx(healthy * room, rel=1e-6)] * (layers - 1)
+
+
+def test_norms_lift_the_limit():
+    plain = constrain(stack_of(12), "neurons", steps=40_000, report=None)[0]["region"].radius
+    normed = constrain(nn.Sequential(stack_of(12), nn.LayerNorm(4)), "neurons", steps=40_000, report=None)[0][
+        "region"
+    ].radius
+    assert normed > 3 * plain
+
+
+def test_a_word_leaves_the_output_free_and_a_rule_that_names_it_does_not():
+    model = stack_of(3)
+    names = lambda groups: [n for group in groups if group["region"] is not None for n, _ in group["params"]]  # noqa: E731
+    assert names(constrain(model, "neurons", steps=100, report=None)) == ["0.weight", "2.weight"]
+    assert "taken for the output" in str(constrain(model, "weights", steps=100, report=None))
+    assert names(constrain(model, Rule("4.weight", "neurons"), steps=100, report=None)) == ["4.weight"]
+    assert names(constrain(model, "neurons", k=0.5, w=1.0, report=None)) == [
+        "0.weight",
+        "2.weight",
+        "4.weight",
+    ]  # the paper's
+    assert names(constrain(nn.Linear(4, 4), "neurons", steps=100, report=None)) == ["weight"]  # all there is
+
+
+def test_outputs_of_any_scale_can_be_learned():
+    """A regression on raw targets: a region around the last layer would keep the network from their size."""
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    y = 300 * x[:, :1] + 1000
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = SFW(constrain(model, "neurons", steps=400, report=None), lr=0.01, rest="adamw", rest_lr=3.0)
+    for _ in range(400):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert float((model(x) - y).var() / y.var()) < 0.2
+
+
+def test_a_network_in_which_nothing_fires_is_told():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(-1.0)
+    optimizer = SFW(constrain(model, "neurons", steps=100, report=None), lr=0.1, check_every=5)
+
+    def twenty_steps() -> None:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+
+    with pytest.warns(SFWWarning, match="no gradient reaches a constrained layer") as caught:
+        twenty_steps()
+    assert len(caught) == 1
+
+
+def test_an_optimizer_that_is_made_anew_every_epoch_is_told():
+    model = cnn()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SFWWarning)
+        for _ in range(2):  # a training and its sequel
+            train(model, SFW(constrain(model, "filters", steps=10, report=None)), 2)
+    with pytest.warns(SFWWarning, match="make one SFW for the whole training"):
+        SFW(constrain(model, "filters", steps=10, report=None))
+
+
+def test_forgotten_steps_are_asked_for_first():
+    with pytest.raises(
+        ValueError, match="give steps, the optimizer steps of the whole training, and nothing else is needed"
+    ):
+        constrain(cnn(), "filters", report=None)

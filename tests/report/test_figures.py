@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra, write_sweep
+from sparsefw.plotting.canvas import DPI, draw_chart
+from sparsefw.plotting.palette import looks_of
 from sparsefw.report import (
     ReportError,
     curves_figure,
@@ -25,11 +27,7 @@ from sparsefw.report import (
     training_figure,
     write_files,
 )
-from sparsefw.report.axes import kept, labelled
-from sparsefw.report.canvas import DPI, apart, draw
-from sparsefw.report.charts import HeatMap, curves_chart, decay_chart
-from sparsefw.report.looks import VERMILLION, looks
-from sparsefw.report.panels import maps_figure
+from sparsefw.report.charts import curves_chart, decay_chart
 from sparsefw.report.series import compared
 
 
@@ -99,15 +97,6 @@ def test_files_of_sweeps_spectra_and_several_tasks(tmp_path):
     assert all(file.stat().st_size for file in written)
 
 
-def test_a_heat_map_tells_its_values_and_gaps():
-    chart = HeatMap("title", "about", "k", "w", ("1", "2"), ("0.1",), ((80.0, math.nan),), "accuracy")
-    axes = maps_figure([chart, chart]).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["80.0", "-"]
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("k", "w", "title")
-    many = HeatMap("", "", "k", "w", tuple(map(str, range(11))), ("1",), ((1.0,) * 11,), "accuracy")
-    assert not maps_figure([many]).axes[0].texts
-
-
 def test_seeds_become_a_band(tmp_path):
     for seed, shift in enumerate((0.0, 2.0, -1.0)):
         values = [value + shift for value in SGD["plain"]]
@@ -124,20 +113,12 @@ def test_names_at_line_ends_do_not_overlap(width, tmp_path):
     for k in (1, 2, 3):
         write_run(tmp_path / str(k), sparse(k=k), curve(**SPARSE))
     chart = curves_chart(compared(read_runs([tmp_path])[0], "filters", "removed"))
-    figure = draw(replace(chart, title="", subtitle=""), width=width)
+    figure = draw_chart(replace(chart, title="", subtitle=""), width=width)
     figure.draw_without_rendering()
     boxes = sorted((t.get_window_extent() for t in figure.texts if t.get_text()), key=lambda box: box.y0)
     assert len(boxes) == 8
     assert all(low.y1 <= high.y0 + 1 for low, high in pairwise(boxes))
     assert all(box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
-
-
-def test_labels_are_put_apart_in_the_middle_of_where_they_belong():
-    assert apart([5.0, 1.0], [1.0, 1.0], 0.0, 10.0) == [5.0, 1.0]
-    assert apart([5.0, 5.0, 5.0], [2.0, 2.0, 2.0], 0.0, 10.0) == [3.0, 5.0, 7.0]
-    assert apart([0.0, 0.0], [1.0, 3.0], 0.0, 10.0) == [0.5, 2.5]
-    assert apart([10.0, 9.9], [1.0, 1.0], 0.0, 10.0) == [9.5, 8.5]
-    assert apart([], [], 0.0, 1.0) == []
 
 
 @pytest.mark.parametrize("label", ["_hidden", "$x^$", "a&<b>"])
@@ -150,15 +131,8 @@ def test_more_methods_than_fit_get_a_legend(label, tmp_path):
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(names) == len(set(names)) == 26
     assert f"{label} plain" in names
-    assert len(set(looks(run.method for run in runs).values())) == 13
-    draw(curves_chart(compared(runs, "filters", "removed")), "macs").savefig(tmp_path / "x.png")
-
-
-def test_sgd_is_vermillion_and_thirty_others_can_be_told_apart():
-    found = looks([f"m{i}" for i in range(20)] + ["SGD"] + [f"m{i}" for i in range(20, 30)])
-    assert found["SGD"].colour == VERMILLION
-    assert VERMILLION not in {look.colour for method, look in found.items() if method != "SGD"}
-    assert len(set(found.values())) == 31
+    assert len(set(looks_of(run.method for run in runs).values())) == 13
+    draw_chart(curves_chart(compared(runs, "filters", "removed")), "macs").savefig(tmp_path / "x.png")
 
 
 def test_ratios_close_to_all_are_pulled_apart(tmp_path):
@@ -172,14 +146,6 @@ def test_ratios_close_to_all_are_pulled_apart(tmp_path):
     boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["30 %", "90 %", "97 %", "98 %", "99 %"]
     assert all(low.x1 < high.x0 for low, high in pairwise(boxes))
-    assert [kept(x) for x in (90.0, 99.0, 100.0)] == pytest.approx([1, 2, 4])
-
-
-def test_labels_that_do_not_fit_are_left_out():
-    assert labelled([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], 0.5) == [1, 2, 3, 4]
-    assert labelled([1, 2, 3, 4], [0.0, 0.2, 2.0, 2.3], 0.5) == [1, 4]
-    assert labelled([1, 2, 3], [0.0, 0.1, 0.2], 0.5) == [3]
-    assert labelled([1], [0.0], 0.5) == [1]
 
 
 def test_nan_masked_and_lonely_points(tmp_path):

@@ -139,7 +139,7 @@ def test_commands_for_other_kinds(tmp_path):
         "96.98",
         f"sparsefw compress {folder} --weights 0.5 --trust -o {folder}/small-weights-50",
     ]
-    assert other[-1] == ""
+    assert other[-1] == f"sparsefw compress {folder} --weights 2:4 --trust -o {folder}/small-2:4-50"
     assert "These commands make the physically smaller network of the same ratio." in page.text
 
 

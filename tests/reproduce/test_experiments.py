@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
-from sparsefw.reproduce import EXPERIMENTS, find_experiment
+from sparsefw.reproduce import EXPERIMENTS, find_experiment, speed
 from sparsefw.reproduce.paper import deviations, paper
 from sparsefw.reproduce.setting import Command, Process, Setting, run_commands
 from sparsefw.reproduce.tables import TableExperiment, beside, comparison_chart
@@ -25,7 +25,7 @@ from sweep.sweeps import swept
 
 
 def setting(folder: Path, quick: bool = True, **how) -> Setting:
-    usual = dict(seeds=None, data=None, workers=2, changes=(), storage=None, say=lambda text: None, measure=None)
+    usual = dict(seeds=None, data=None, workers=2, changes=(), storage=None, say=lambda text: None)
     return Setting(folder=folder, quick=quick, **{**usual, **how})
 
 
@@ -215,12 +215,13 @@ def test_retraining_by_hand(tmp_path, monkeypatch):
     )
 
 
-def test_throughput_by_hand(tmp_path):
+def test_throughput_by_hand(tmp_path, monkeypatch):
     """The paper's shares are rates over the baseline's: 1156 / 5664 of SGD's for SparseFW."""
     rows = {"sgd": {"label": "SGD", "images_per_second": 1000.0, "share": 1.0}}
     rows["rank-0.1"] = {"label": "SparseFW rank k=0.1", "images_per_second": 900.0, "share": 0.9}
     measured = {"rows": rows, "drift": 0.5}
-    found = find_experiment("throughput").run(setting(tmp_path, measure=lambda *given: measured))
+    monkeypatch.setattr(speed, "measure_training_speed", lambda *_: measured)
+    found = find_experiment("throughput").run(setting(tmp_path))
     (table,) = found.tables.values()
     assert table.rows[1] == ("SparseFW rank k=0.1", "900", "0.900", "1,156", "0.204", "+0.696")
     assert "images/s are worth little: SGD's changed by +50% meanwhile, the machine was busy" in found.deviations

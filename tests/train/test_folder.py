@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsefw.compression.files import ArtifactError
+from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.data.errors import DataError
 from sparsefw.models import build
 from sparsefw.train import RunFolder, fit, load_recipe

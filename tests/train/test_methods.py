@@ -227,7 +227,7 @@ def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
         (["method.name=nuc"], "rank", "NUC strength=0.001"),
         (["method.name=ssl", "method.strength=0.02"], "filters", "SSL strength=0.02"),
         (["method.name=cram", "method.kind=rank"], "rank", "CrAM+ rank"),
-        (["method.name=sparsefw", "method.kind=2:4"], "weights", "SparseFW 2:4"),
+        (["method.name=sparsefw", "method.kind=2:4"], "2:4", "SparseFW 2:4"),
         (["method.name=sparsefw", "method.coupled=true"], "filters", "SparseFW filters coupled"),
         (["train.rest=adamw"], "filters", "AdamW"),
         (["method.name=nuc", "curve.kind=weights"], "weights", "NUC strength=0.001"),
@@ -235,4 +235,4 @@ def test_hooks_are_told_how_far_training_is(tmp_path, monkeypatch):
 )
 def test_what_a_run_is_called_and_what_is_removed_from_it(changes, kind, label):
     config = load_recipe("digits-resnet-sgd", changes)
-    assert (config.curve_kind, config.label) == (kind, label)
+    assert (config.curve_kind.name, config.label) == (kind, label)

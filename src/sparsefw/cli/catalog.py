@@ -1,4 +1,4 @@
-"""`sparsefw list`: what the registries hold."""
+"""Reads what the registries hold, for `sparsefw list`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from sparsefw.cli.output import Outcome
+from sparsefw.kind_words import KIND_WORDS
 from sparsefw.words import did_you_mean
 
 if TYPE_CHECKING:
     from sparsefw.methods import Method
 
 
-def catalog(what: str, name: str | None = None) -> tuple[dict[str, Any], str]:
-    """All of a registry, or one of its methods: for machines, and for people."""
+def catalog(what: str, name: str | None = None) -> Outcome:
+    """List all of a registry, or one of its methods or grids."""
     if what not in CATALOGS:
         raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
     if name is not None:
@@ -26,7 +28,7 @@ def catalog(what: str, name: str | None = None) -> tuple[dict[str, Any], str]:
         return _all_methods()
     rows = CATALOGS[what]()
     width = max(map(len, rows), default=0)
-    return rows, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items())
+    return Outcome(rows, "\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
 
 
 def _models() -> dict[str, str]:
@@ -47,10 +49,11 @@ def _datasets() -> dict[str, str]:
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    """What each prepares for the removal of, what a step of its forms costs in steps of SGD, its formula and paper."""
+    """Tell what each prepares for the removal of, what a step of its forms costs in steps of SGD, its formula and paper."""
+    from sparsefw.kinds import KINDS
     from sparsefw.methods import METHODS
 
-    order = ("any", "filters", "rank", "weights")
+    order = [None, *KINDS.values()]
     ordered = sorted(METHODS.items(), key=lambda item: order.index(item[1].removes))
     return {name: _about(name, method) for name, method in ordered}
 
@@ -60,7 +63,7 @@ def _about(name: str, method: type[Method]) -> dict[str, Any]:
     forms = [form or name for form in method.forms]
     return {
         "title": method.title,
-        "removes": method.removes,
+        "removes": "any" if method.removes is None else method.removes.name,
         "costs": {form: 1 / rows[form]["share"] if form in rows else None for form in forms},
         "looks": method.looks,
         "formula": _first_line(method),
@@ -73,7 +76,7 @@ def _about(name: str, method: type[Method]) -> dict[str, Any]:
     }
 
 
-def _all_methods() -> tuple[dict[str, Any], str]:
+def _all_methods() -> Outcome:
     found = _methods()
     lines = [["name", "removes", "cost", ""]]
     for name, about in found.items():
@@ -93,10 +96,10 @@ def _all_methods() -> tuple[dict[str, Any], str]:
         f"cost: a step in steps of SGD, of its cheapest and its dearest form, {on}\n"
         "`sparsefw bench methods` measures yours; `sparsefw list methods NAME` tells a method's settings"
     )
-    return found, "\n".join(text)
+    return Outcome(found, "\n".join(text))
 
 
-def _one_method(name: str) -> tuple[dict[str, Any], str]:
+def _one_method(name: str) -> Outcome:
     from sparsefw.methods.base import find_method
 
     method = find_method(name)
@@ -111,10 +114,10 @@ def _one_method(name: str) -> tuple[dict[str, Any], str]:
     costs = [f"{form} {cost:.2f}" for form, cost in record["costs"].items() if cost is not None]
     lines += ["", f"a step in steps of SGD: {', '.join(costs) or 'not measured'}"]
     lines += [f"tried in the grid {grid}: {settings}" for grid, settings in _tried(name).items()]
-    return record, "\n".join([*lines, f"try: {method.example.format(name=name)}"])
+    return Outcome(record, "\n".join([*lines, f"try: {method.example.format(name=name)}"]))
 
 
-def _one_grid(name: str) -> tuple[dict[str, Any], str]:
+def _one_grid(name: str) -> Outcome:
     from sparsefw.sweep.grids import load_grid
 
     grid = load_grid(name)
@@ -126,11 +129,11 @@ def _one_grid(name: str) -> tuple[dict[str, Any], str]:
         words = " ".join(f"{key}={value}" for key, value in grid.settings(row).items())
         tried = f"{len(grid.choices(row)):4} configurations" if grid.is_finite(row) else "to be drawn from"
         lines.append(f"{row:{width}}  {tried:>19}: {words}")
-    return grid.model_dump(), "\n".join(lines)
+    return Outcome(grid.model_dump(), "\n".join(lines))
 
 
 def _tried(method: str) -> dict[str, str]:
-    """Grid -> the values of a method's settings that it tries: what is usual."""
+    """Find the values of a method's settings that each grid tries: what is usual."""
     from sparsefw.sweep.grids import grid_names, load_grid
 
     found: dict[str, str] = {}
@@ -143,7 +146,7 @@ def _tried(method: str) -> dict[str, str]:
 
 
 def _type_name(annotation: Any) -> str:
-    """As one would write it: "int | float | None", or the words to choose from."""
+    """Write a type as one would: "int | float | None", or the words to choose from."""
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
@@ -154,16 +157,18 @@ def _value(default: Any) -> str:
 
 
 def measured_costs() -> dict[str, Any]:
-    """What `sparsefw bench methods --json` printed, on the machine that it names."""
+    """Read what `sparsefw bench methods --json` printed, on the machine that it names."""
     return dict(json.loads((resources.files("sparsefw") / "methods" / "costs.json").read_text()))
 
 
-def _regions() -> dict[str, str]:
-    from sparsefw import geometry
+def _kinds() -> dict[str, str]:
+    return {**KIND_WORDS, "N:M": "all but N of every M weights along the input channels, set to 0; such as 2:4"}
 
-    made = {name: getattr(geometry, name) for name in geometry.__all__}
-    is_region = {n: f for n, f in made.items() if callable(f) and not isinstance(f, type) and n[0].isupper()}
-    return {name: _first_line(make) for name, make in is_region.items()}
+
+def _regions() -> dict[str, str]:
+    from sparsefw.geometry import REGIONS
+
+    return {name: _first_line(make) for name, make in REGIONS.items()}
 
 
 def _recipes() -> dict[str, str]:
@@ -185,7 +190,7 @@ def _experiments() -> dict[str, str]:
 
 
 def _rows() -> dict[str, str]:
-    from sparsefw.cli.bench import ROWS
+    from sparsefw.bench import ROWS
 
     return {name: row.label for name, row in ROWS.items()}
 
@@ -198,6 +203,7 @@ CATALOGS: dict[str, Callable[[], dict[str, Any]]] = {
     "models": _models,
     "datasets": _datasets,
     "methods": _methods,
+    "kinds": _kinds,
     "regions": _regions,
     "recipes": _recipes,
     "grids": _grids,

@@ -7,8 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import typer
 
@@ -16,23 +15,20 @@ from sparsefw.durable import strict
 from sparsefw.words import Diverged, Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder with the data set's files; default: $SPARSEFW_DATA.", show_default=False),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as train.epochs=5.")
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1.")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="Import the code that a run's own network is made by.")]
+
+class Outcome(NamedTuple):
+    """What came of a verb: a record for machines, a text for people."""
+
+    record: dict[str, Any]
+    text: str
 
 
 def verb(body: F) -> F:
-    """A command: bad input ends in one line and exit code 2, a failure in one line and exit code 1, an interrupt in 130.
+    """Make a command: bad input ends in one line and exit code 2, a failure in one line and exit code 1, an interrupt in 130.
 
     With SPARSEFW_TRACEBACK=1 in the environment the traceback is shown instead.
     """
@@ -53,13 +49,13 @@ def verb(body: F) -> F:
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
             bad_input = isinstance(error, ValueError)
-            say(f"{'error' if bad_input else 'failed'}: {_line(error)}")
+            say(f"{'error' if bad_input else 'failed'}: {_one_line(error)}")
             raise typer.Exit(USAGE if bad_input else FAILED) from None
 
     return command  # type: ignore[return-value]
 
 
-def _line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if isinstance(error, (ValueError, OSError, Diverged)):
         return text.replace("\n", " ")
@@ -67,37 +63,20 @@ def _line(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """To the user; standard output is for results."""
+    """Tell the user something; standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
-def is_first() -> bool:
-    """Whether this is the only process, or the first of those that torchrun started."""
+def is_first_process() -> bool:
+    """Tell whether this is the only process, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def result(data: Any, as_json: bool, text: str) -> None:
-    """The result of a verb on standard output: for machines, or for people; of several processes, the first one's."""
-    if not is_first():
+def print_result(record: Any, as_json: bool, text: str) -> None:
+    """Print what came of a verb, for machines or for people; of several processes, only the first one does."""
+    if not is_first_process():
         return
     try:
-        print(json.dumps(strict(data), indent=1) if as_json else text, flush=True)
+        print(json.dumps(strict(record), indent=1) if as_json else text, flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough; Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def numbers(text: str | None, name: str) -> list[float] | None:
-    """ "0.5,0.7" as numbers."""
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} {text!r}: must be numbers with commas between, such as 0.5,0.7,0.9") from None
-
-
-def number(text: str, name: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} {text!r}: must be a number, such as 0.9") from None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsefw.compression.weights import share_of
+from sparsefw.compression.structure.masks import share_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from sparsefw.compression.calibration import batch_size
-from sparsefw.compression.layers import call, evaluating
-from sparsefw.compression.packing import packed_bytes
+from sparsefw.compression.artifact.packing import packed_bytes
+from sparsefw.compression.recovery.calibration import batch_size
+from sparsefw.compression.structure.layers import call, evaluating
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {

@@ -16,8 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsefw.compression.calibration import batch_size
-from sparsefw.compression.layers import AnyConv, call, call_on, cloned, evaluating, first_input, hooks, is_layer
+from sparsefw.compression.recovery.calibration import batch_size
+from sparsefw.compression.structure.layers import (
+    AnyConv,
+    call,
+    call_on,
+    cloned,
+    evaluating,
+    first_input,
+    hooks,
+    is_layer,
+)
 from sparsefw.durable import cache_folder, write_text
 from sparsefw.environment import device_name
 
@@ -56,7 +65,7 @@ def measure(
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     device = tensors[0].device
     if backend == "onnxruntime":
-        from sparsefw.compression.export import onnx_session
+        from sparsefw.compression.artifact.export import onnx_session
 
         once: Callable[[], Any] = onnx_session(model, inputs)
         label = "cpu"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from sparsefw.compression.calibration import rank_of
+from sparsefw.compression.recovery.calibration import rank_of
 
 Progress = Callable[[int, int, str], None]  # layers done, layers in all, the layer that is being fitted
 

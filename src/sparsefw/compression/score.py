@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.calibration import Calibration, add_over_ranks, run
-from sparsefw.compression.channels import HEADS, IN, Channels, Site
-from sparsefw.compression.layers import (
+from sparsefw.compression.recovery.calibration import Calibration, add_over_ranks, run
+from sparsefw.compression.structure.batchnorm_pairs import norms_behind
+from sparsefw.compression.structure.channels import HEADS, IN, Channels, Site
+from sparsefw.compression.structure.layers import (
     as_matrices,
     channel_axis,
     evaluating,
@@ -29,7 +30,6 @@ from sparsefw.compression.layers import (
     is_layer,
     weight_of,
 )
-from sparsefw.compression.wiring import norms_behind
 from sparsefw.layer_types import TRANSPOSED
 
 
@@ -79,6 +79,7 @@ def activation(model: nn.Module, channels: Channels, observed: Observed) -> Tens
 
 
 SCORES: dict[str, Score] = {"l1": l1, "l2": l2, "bn": bn, "activation": activation}
+NEEDS_DATA = ("activation",)
 
 
 def rows_of(layer: nn.Module) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,23 @@ from torch import nn
 
 from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY
 from sparsefw.compression.score import SCORES
-from sparsefw.compression.stages import Selection
+from sparsefw.compression.structure.layers import chosen
+from sparsefw.kinds import KINDS, WEIGHTS, Kind, kind_of
+from sparsefw.words import did_you_mean
 
-KINDS = ("filters", "rank", "weights")  # and the order in which they are applied
 FORMS = ("removed", "masked")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which layers, by glob; and how counts are rounded."""
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    round_to: int = 1
+
+    def takes(self, name: str) -> bool:
+        return chosen(name, self.include, self.exclude)
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,30 @@ def settings_of(
     if not isinstance(refit, bool):
         raise ValueError(f"refit={refit!r}: must be True or False")
     return Settings(form, score, allocation, Selection(globs(include), globs(exclude), positive(round_to)), refit)
+
+
+def amounts_of(removed: Mapping[str, Any], options: Sequence[str]) -> dict[Kind, float]:
+    """Keyword arguments such as filters=0.5 and weights="2:4" as kinds and the fractions to remove.
+
+    options: the other arguments, one of which may have been meant.
+    """
+    amounts: dict[Kind, float] = {}
+    for name, value in removed.items():
+        if difflib.get_close_matches(name, options) and not difflib.get_close_matches(name, KINDS):
+            raise TypeError(f"unknown argument {name!r}{did_you_mean(name, options)}")
+        kind = kind_of(name)
+        if isinstance(value, str) and kind is WEIGHTS and ":" in value:
+            kind = kind_of(value)
+            value = kind.only_ratio
+        if value is not None:
+            amounts[kind] = ratio_of(kind.name, value)
+    return amounts
+
+
+def ratio_of(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ValueError(f"{what}={value!r}: the fraction to remove must be in [0, 1)")
+    return float(value)
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> None:
@@ -103,9 +141,11 @@ def positive(value: int) -> int:
     return value
 
 
-def ratios_of(at: Any) -> list[float]:
+def ratios_of(at: Any, kind: Kind) -> list[float]:
     ratios = [as_number(ratio) for ratio in at] if isinstance(at, Iterable) else []
     found = [ratio for ratio in ratios if ratio is not None and 0 <= ratio < 1]
     if not found or len(found) < len(ratios):
         raise ValueError(f"at={at!r}: ratios to remove must be in [0, 1), at least one")
+    if kind.only_ratio is not None and found != [kind.only_ratio]:
+        raise ValueError(f"at={at!r}: {kind.name} removes {kind.only_ratio:g} of the weights, no other share")
     return found

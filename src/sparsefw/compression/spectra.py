@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.layers import as_matrices, is_layer
+from sparsefw.compression.structure.layers import as_matrices, is_layer
+from sparsefw.geometry.subspace import gram_values
+from sparsefw.kinds import FILTERS, RANK
 
 POINTS = 48  # of every spectrum at most: what a figure can show
 
@@ -28,16 +30,10 @@ def spectra(model: nn.Module) -> dict[str, Any]:
             left_out[name] = "its weights are not finite"
             continue
         layers[name] = {
-            "filters": _thinned(weight.flatten(0, 1).norm(dim=1)),
-            "singular values": _thinned(_singular_values(weight).flatten()),
+            FILTERS.units: _thinned(weight.flatten(0, 1).norm(dim=1)),
+            RANK.units: _thinned(gram_values(weight).flatten()),
         }
     return {"layers": layers, "left_out": left_out}
-
-
-def _singular_values(matrices: Tensor) -> Tensor:
-    """By the eigenvalues of the smaller Gram matrix: exact to 1e-8 of the largest one, and that is all a figure needs."""
-    wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
-    return torch.linalg.eigvalsh(wide @ wide.mT).clamp(min=0).sqrt()
 
 
 def _thinned(values: Tensor) -> dict[str, Any]:

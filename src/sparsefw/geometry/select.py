@@ -1,4 +1,4 @@
-"""Exactly the k largest entries of a vector, fast enough for millions of weights."""
+"""Exactly the k largest: of every row of a stack, without waiting for the device; of one vector, the same everywhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def keep_top_k(magnitudes: Tensor, k: int) -> Tensor:
         return _keep_by_partition(magnitudes, k)
     values, chosen = magnitudes.topk(k, dim=-1, sorted=False)
     return torch.zeros_like(magnitudes).scatter_(-1, chosen, values)
+
+
+def top_k_mask(magnitudes: Tensor, k: int) -> Tensor:
+    """True at exactly k largest entries along the last axis; no host sync. Which of equal ones, is the device's choice."""
+    chosen = magnitudes.topk(k, dim=-1, sorted=False).indices
+    return torch.zeros_like(magnitudes, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def first_k_mask(magnitudes: Tensor, k: int) -> Tensor:
+    """True at exactly k largest entries of a vector; of equal ones the first, so that every device and file chooses alike."""
+    if not k:
+        return torch.zeros_like(magnitudes, dtype=torch.bool)
+    threshold = magnitudes.kthvalue(magnitudes.numel() - k + 1).values
+    mask = magnitudes > threshold
+    equal = (magnitudes == threshold).nonzero().flatten()
+    mask[equal[: k - int(mask.sum())]] = True
+    return mask
 
 
 # A custom operator, so that torch.compile takes it as one opaque step instead of tracing into numpy.

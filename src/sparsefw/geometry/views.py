@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -124,10 +124,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Groups(View):
-    """Magnitudes are the L2 norms of disjoint groups: the slices along `axis` (0: filters, neurons), or a `partition`."""
+    """Magnitudes are the L2 norms of disjoint groups: the slices along `axis` (0: filters, neurons), or a `partition`.
+
+    width: so many adjacent slices form a group, such as the columns of an attention head.
+    """
 
     axis: int = 0
     partition: Partition | None = None
+    width: int = 1
 
     def split(self, x: Tensor) -> tuple[Tensor, Lift]:
         if self.partition is not None:
@@ -137,6 +141,9 @@ class Groups(View):
             norms = sums.sqrt()
             return norms, lambda m: (flat * divide(m, norms)[:, labels]).view(x.shape)
         position = _position(self.axis, x.ndim - 1) + 1
+        if self.width > 1:
+            slices, lift = replace(self, width=1).split(x.unflatten(position, (-1, self.width)))
+            return slices, lambda m: lift(m).flatten(position, position + 1)
         others = [d for d in range(1, x.ndim) if d != position]
         norms = torch.linalg.vector_norm(x, dim=others) if others else x.abs()
         spread = [x.shape[0]] + [1] * (x.ndim - 1)
@@ -145,7 +152,10 @@ class Groups(View):
 
     def count(self, shape: Shape) -> int:
         if self.partition is None:
-            return shape[_position(self.axis, len(shape))]
+            length = shape[_position(self.axis, len(shape))]
+            if length % self.width:
+                raise ValueError(f"groups of {self.width} do not divide the {length} slices along axis {self.axis}")
+            return length // self.width
         if self.partition.labels.numel() != _numel(shape):
             raise ValueError(
                 f"the partition labels {self.partition.labels.numel()} entries, the tensor has {_numel(shape)}"
@@ -154,7 +164,7 @@ class Groups(View):
 
     @property
     def rows(self) -> bool:
-        return self.axis == 0 and self.partition is None
+        return self.axis == 0 and self.partition is None and self.width == 1
 
     @property
     def any_column_order(self) -> bool:

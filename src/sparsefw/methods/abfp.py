@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sparsefw.geometry.gauges import divide
+from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import Method, register
 from sparsefw.methods.layers import layers_of
 
@@ -33,7 +34,7 @@ class ABFP(Method):
 
     title: ClassVar[str] = "ABFP"
     paper: ClassVar[str] = "Ding, Ding, Han, Tang: AAAI 2018"
-    removes: ClassVar[str] = "filters"
+    removes: ClassVar[Kind | None] = FILTERS
 
     name: Literal["abfp"] = "abfp"
     k: float = Field(default=0.3, gt=0, le=1)
@@ -41,7 +42,7 @@ class ABFP(Method):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, "filters") if self.strength else ():
+        for layers in layers_of(model, FILTERS) if self.strength else ():
             weights = layers.weights()
             layers.add_to_gradients(2 * self.factors(weights).unsqueeze(-1) * weights)
 

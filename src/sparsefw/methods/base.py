@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from sparsefw.data.batches import Batch
+from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
 from sparsefw.typed import ConfigError, Section, parse
@@ -62,7 +63,7 @@ class Method(Section):
     never wait for the device. `uncapturable` says why a method cannot. What changes with the epoch belongs into after_epoch.
 
     title, paper  for tables
-    removes       what it prepares a network for the removal of: "filters", "rank", "weights", or "any"
+    removes       the kind that it prepares a network for the removal of; None: any
     looks         how often a step looks at its batch: those that do so twice cost twice as much
     forms         its rows in `sparsefw bench train`: a name, and the settings
     told          settings that labels in tables and figures always tell
@@ -72,7 +73,7 @@ class Method(Section):
 
     title: ClassVar[str]
     paper: ClassVar[str]
-    removes: ClassVar[str] = "any"
+    removes: ClassVar[Kind | None] = None
     looks: ClassVar[int] = 1
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     told: ClassVar[tuple[str, ...]] = ("kind", "k", "strength")
@@ -83,7 +84,7 @@ class Method(Section):
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         """Here SGD (or AdamW) on all that is trained. A network without what the method looks at is refused before it is."""
-        if self.removes != "any":
+        if self.removes is not None:
             layers_of(model, self.removes)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         return settings.make([{"params": trained, "region": None}])
@@ -111,9 +112,9 @@ class Method(Section):
         return 1
 
     @property
-    def prepares(self) -> str:
-        """What to remove after training: "filters", "rank" or "weights"."""
-        return "filters" if self.removes == "any" else self.removes
+    def prepares(self) -> Kind:
+        """What to remove after training."""
+        return self.removes or FILTERS
 
     @property
     def label(self) -> str:

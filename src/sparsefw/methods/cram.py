@@ -13,11 +13,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, distributed, nn
 
+from sparsefw.geometry import Elements, Groups, Spectrum
+from sparsefw.geometry.select import top_k_mask
 from sparsefw.geometry.subspace import svd
+from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Backward, Batch, Method, OptimizerSettings, register
 from sparsefw.methods.layers import Layers, layers_of
 from sparsefw.methods.looks import elsewhere
 from sparsefw.optim import SFW
+from sparsefw.typed import KindName
 
 
 @register
@@ -33,11 +37,11 @@ class CrAM(Method):
     paper: ClassVar[str] = "Peste, Vladu, Kurtic, Lampert, Alistarh: ICLR 2023, arXiv:2207.14200"
     looks: ClassVar[int] = 2
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        f"cram-{kind}": {"kind": kind} for kind in ("filters", "rank", "weights")
+        f"cram-{kind.name}": {"kind": kind.name} for kind in (FILTERS, RANK, WEIGHTS)
     }
 
     name: Literal["cram"] = "cram"
-    kind: Literal["weights", "filters", "rank"] = "weights"
+    kind: KindName = WEIGHTS.name
     ratios: tuple[float, ...] = (0.5, 0.7, 0.9)
     rho: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     plus: bool = True
@@ -46,18 +50,20 @@ class CrAM(Method):
     def _fractions(self) -> Self:
         if not self.ratios or any(not 0 <= ratio < 1 for ratio in self.ratios):
             raise ValueError(f"ratios={list(self.ratios)}: must be in [0, 1), at least one")
+        if not (self.prepares.takes_k and self.prepares.view in (Elements(), Groups(), Spectrum())):
+            raise ValueError(f"kind={self.kind!r}: CrAM removes rows, singular values or weights")
         return self
 
     @property
     def uncapturable(self) -> str | None:
-        return "an SVD waits for the device" if self.kind == "rank" else None
+        return "an SVD waits for the device" if isinstance(self.prepares.view, Spectrum) else None
 
     @property
-    def prepares(self) -> str:
-        return self.kind
+    def prepares(self) -> Kind:
+        return kind_of(self.kind)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        layers_of(model, self.kind)  # refused where there are none
+        layers_of(model, self.prepares)  # refused where there are none
         return super().optimizer(model, settings, report)
 
     def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
@@ -77,12 +83,13 @@ class CrAM(Method):
     @torch.no_grad()
     def _compress(self, model: nn.Module) -> list[Restriction]:
         """Compress the weights in place. What comes back restricts gradients to what was left."""
-        stacks = layers_of(model, self.kind)
+        stacks = layers_of(model, self.prepares)
         weights = [layers.weights() for layers in stacks]
         ratio = _drawn(self.ratios, weights[0].device)
-        if self.kind == "rank":
+        view = self.prepares.view
+        if isinstance(view, Spectrum):
             left = [_low_rank(matrices, ratio) for matrices in weights]
-        elif self.kind == "filters":
+        elif isinstance(view, Groups):
             left = [_masked(matrices, _largest(matrices.abs().sum(-1), ratio).unsqueeze(-1)) for matrices in weights]
         else:
             mask = _largest(torch.cat([matrices.abs().flatten() for matrices in weights]), ratio)
@@ -128,8 +135,7 @@ def _largest(magnitudes: Tensor, ratio: Tensor) -> Tensor:
     removed = (ratio * count + 1e-9).floor().clamp(max=count - 1)
     if magnitudes.is_cuda:
         return _largest_without_waiting(magnitudes, removed)
-    largest = magnitudes.topk(count - int(removed), dim=-1, sorted=False).indices
-    return torch.zeros_like(magnitudes).scatter_(-1, largest, 1.0)
+    return top_k_mask(magnitudes, count - int(removed)).to(magnitudes.dtype)
 
 
 def _largest_without_waiting(magnitudes: Tensor, removed: Tensor) -> Tensor:

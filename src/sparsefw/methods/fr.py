@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sparsefw.geometry.gauges import divide
+from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, register
 from sparsefw.methods.layers import layers_of
 
@@ -29,7 +30,7 @@ class FR(Method):
 
     title: ClassVar[str] = "FR"
     paper: ClassVar[str] = "Wen, Xu, Wu, Wang, Chen, Li: ICCV 2017, arXiv:1703.09746"
-    removes: ClassVar[str] = "rank"
+    removes: ClassVar[Kind | None] = RANK
 
     name: Literal["fr"] = "fr"
     strength: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
@@ -37,7 +38,7 @@ class FR(Method):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, "rank") if self.strength else ():
+        for layers in layers_of(model, RANK) if self.strength else ():
             layers.add_to_gradients(-self.strength * self.forces(layers.weights()))
 
     def forces(self, weights: Tensor) -> Tensor:

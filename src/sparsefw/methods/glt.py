@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.cuts import soft_cut
 from sparsefw.geometry.views import Elements, Groups
+from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
 from sparsefw.methods.proximal import Proximal
@@ -30,7 +31,7 @@ class GLT(Proximal):
 
     title: ClassVar[str] = "GLT"
     paper: ClassVar[str] = "Alvarez, Salzmann: NeurIPS 2016, arXiv:1611.06321"
-    removes: ClassVar[str] = "filters"
+    removes: ClassVar[Kind | None] = FILTERS
 
     name: Literal["glt"] = "glt"
     strength: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
@@ -38,7 +39,7 @@ class GLT(Proximal):
 
     @torch.no_grad()
     def cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, "filters"):
+        for layers in layers_of(model, FILTERS):
             weights = layers.weights()
             if self.lasso:
                 weights = soft_cut(Elements(), weights, lr * self.lasso * self.strength)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from sparsefw.kinds import Kind, kind_of
 from sparsefw.optim.assign import unfit
 from sparsefw.optim.rules import Rule, find
 
@@ -47,8 +48,9 @@ class Layers:
         return matrix.view(p.movedim(self.axis, 0).shape).movedim(0, self.axis)
 
 
-def layers_of(model: nn.Module, kind: str) -> list[Layers]:
+def layers_of(model: nn.Module, word: Kind | str) -> list[Layers]:
     """The layers that `constrain(model, kind)` would constrain, so that all methods compete for the same weights."""
+    kind = kind_of(word)
     state = tuple((id(p), p.requires_grad, p.device) for p in model.parameters())
     known = _KNOWN.setdefault(model, {})
     if kind not in known or known[kind][0] != state:
@@ -57,13 +59,13 @@ def layers_of(model: nn.Module, kind: str) -> list[Layers]:
 
 
 # A model's layers are the same in every step, and finding them takes longer than a step of a small network.
-_KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[tuple, list[Layers]]]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Kind, tuple[tuple, list[Layers]]]] = WeakKeyDictionary()
 
 
-def _found(model: nn.Module, kind: str) -> Iterator[Layers]:
+def _found(model: nn.Module, kind: Kind) -> Iterator[Layers]:
     alike: dict[tuple, list[Tensor]] = {}
-    for c in find(model, [Rule(kind=kind)]):
-        if c.rule is not None and not unfit(c.rule, c):
+    for c in find(model, [Rule(kind=kind.name)]):
+        if c.rule is not None and not unfit(c):
             alike.setdefault((c.axis, c.parameter.shape, c.parameter.device), []).append(c.parameter)
     for (axis, *_), parameters in alike.items():
         yield Layers(tuple(parameters), axis)

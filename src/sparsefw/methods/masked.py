@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from sparsefw.kinds import WEIGHTS, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
@@ -26,7 +27,7 @@ class Masked(Method):
 
     title: ClassVar[str] = "retrained"
     paper: ClassVar[str] = "Han, Pool, Tran, Dally: NeurIPS 2015, arXiv:1506.02626; Renda, Frankle, Carbin: ICLR 2020"
-    removes: ClassVar[str] = "weights"
+    removes: ClassVar[Kind | None] = WEIGHTS
     example: ClassVar[str] = "sparsefw retrain RUN --weights 0.9 --epochs 5"
 
     name: Literal["masked"] = "masked"
@@ -38,7 +39,7 @@ class Masked(Method):
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         # From the weights at the start, which a resumed run reads again before its checkpoint: a mask needs no state.
-        found = [p for layers in layers_of(model, "weights") for p in layers.parameters]
+        found = [p for layers in layers_of(model, WEIGHTS) for p in layers.parameters]
         _MASKS[model] = [(p, (p.detach() != 0).to(p.dtype)) for p in found]
         zeros = 1 - sum(float(mask.sum()) for _, mask in _MASKS[model]) / sum(p.numel() for p in found)
         if self.removed is not None and abs(zeros - self.removed) > 1e-3 + 1 / sum(p.numel() for p in found):

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from sparsefw.geometry.cuts import direction
+from sparsefw.kinds import RANK
 from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
 from sparsefw.methods.spectral import Spectral
@@ -35,5 +36,5 @@ class NUC(Spectral):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, "rank") if self.strength else ():
+        for layers in layers_of(model, RANK) if self.strength else ():
             layers.add_to_gradients(self.strength * direction(self.view, layers.weights()))

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sparsefw.compression.channels import EACH, OUT, Channels, find_channels
-from sparsefw.geometry import Ball, Elements, Groups, KSparse, KSupport, LpBall
+from sparsefw.compression.structure.channels import EACH, OUT, Channels, find_channels
+from sparsefw.geometry import Ball, KSparse, KSupport, LpBall
+from sparsefw.kinds import DEFAULT_GAUGE, FILTERS, WEIGHTS, region_maker
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, NORMALISATION
 from sparsefw.optim.groups import axes_of, blocks_of
-from sparsefw.optim.rules import Rule, find, region_maker
+from sparsefw.optim.rules import Rule, find
 from sparsefw.optim.stacks import layout_of
 
 STAGES = 10  # in which regions change: each change costs a new plan and a new CUDA graph
 
 
-def coupled_filters(model: nn.Module, example: Any, gauge: str = "k-support") -> list[Rule]:
+def coupled_filters(model: nn.Module, example: Any, gauge: str = DEFAULT_GAUGE) -> list[Rule]:
     """Rules for `constrain`: filters that can only be removed together decay together, with the scales of their norms.
 
     One block for each set of channels that is removed as a whole. Row j of the block is all that belongs to channel j and goes
@@ -29,9 +30,9 @@ def coupled_filters(model: nn.Module, example: Any, gauge: str = "k-support") ->
         groups = constrain(model, coupled_filters(model, images[:2]), steps=10_000)
     """
     sets = [channels for channels in find_channels(model, example) if not channels.fixed]
-    make = region_maker(Groups(), gauge)
+    make = region_maker(FILTERS.view, gauge)
     rules = [Rule(names, kind=make, coupled=True) for names in (_members(model, c) for c in sets) if names]
-    return [*rules, *([Rule(kind="filters", gauge=gauge)] if _leaves_filters(model, rules) else [])]
+    return [*rules, *([Rule(kind=FILTERS.name, gauge=gauge)] if _leaves_filters(model, rules) else [])]
 
 
 def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
@@ -51,12 +52,12 @@ def _members(model: nn.Module, channels: Channels) -> tuple[str, ...]:
 
 def _leaves_filters(model: nn.Module, rules: list[Rule]) -> bool:
     taken = {c.parameter for c in find(model, rules) if c.rule is not None} if rules else set()
-    return any(c.rule is not None and c.parameter not in taken for c in find(model, [Rule(kind="filters")]))
+    return any(c.rule is not None and c.parameter not in taken for c in find(model, [Rule(kind=FILTERS.name)]))
 
 
 def everything_else(model: nn.Module, rules: list[Rule], w: float | str, like: str | None) -> list[Rule]:
     """Rules for all other tensors: L2 balls, or regions of weights of this gauge. What starts at 0 counts as of norm 1."""
-    make = _ball if like is None else region_maker(Elements(), like)
+    make = _ball if like is None else region_maker(WEIGHTS.view, like)
     left = {c.name: c for c in find(model, rules) if c.rule is None}
     zero = tuple(
         glob.escape(name)

@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import nn
 
 from sparsefw.geometry import SpectralBall
+from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.optim import SFW, Diameter, Rule, constrain
-from sparsefw.optim.rules import KINDS
 
 
 @register
@@ -28,11 +28,11 @@ class Scion(Method):
 
     title: ClassVar[str] = "Scion"
     paper: ClassVar[str] = "Pethick et al.: ICML 2025, arXiv:2502.07529; Jordan et al.: Muon, 2024"
-    removes: ClassVar[str] = "rank"
+    removes: ClassVar[Kind | None] = RANK
 
     name: Literal["scion"] = "scion"
     w: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        rule = Rule("*weight", kind=SpectralBall, w=self.w, types=KINDS["rank"].types)
+        rule = Rule("*weight", kind=SpectralBall, w=self.w, types=RANK.layers)
         return settings.make(constrain(model, rule, report=report), rescale=Diameter())

@@ -14,6 +14,7 @@ from torch import nn
 
 from sparsefw.geometry.cuts import hard_cut
 from sparsefw.geometry.views import Groups
+from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import Method, register
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
@@ -28,7 +29,7 @@ class SFP(Method):
 
     title: ClassVar[str] = "SFP"
     paper: ClassVar[str] = "He, Kang, Dong, Fu, Yang: IJCAI 2018, arXiv:1808.06866"
-    removes: ClassVar[str] = "filters"
+    removes: ClassVar[Kind | None] = FILTERS
     averages: ClassVar[bool] = False  # filters that were zero at different times are zero in no average
 
     name: Literal["sfp"] = "sfp"
@@ -41,7 +42,7 @@ class SFP(Method):
 
     @torch.no_grad()
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        for layers in layers_of(model, "filters") if epoch > self.start_epoch else ():
+        for layers in layers_of(model, FILTERS) if epoch > self.start_epoch else ():
             weights = layers.weights()
             count = weights.shape[1]
             layers.write(hard_cut(Groups(), weights, count - math.floor(count * (1 - self.k) + 1e-9)))

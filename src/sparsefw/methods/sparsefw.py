@@ -5,7 +5,7 @@ Zimmer, Spiegel, Pokutta: Compression-aware Training of Neural Networks using Fr
 
 from __future__ import annotations
 
-import re
+import glob
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,14 +13,14 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from sparsefw.geometry import Groups
+from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.regions import RegionSchedule, coupled_filters, everything_else
-from sparsefw.optim import KINDS, SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
+from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
 from sparsefw.optim.assign import is_normalised
 from sparsefw.optim.radius import FROM_WEIGHTS
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
-from sparsefw.typed import ConfigError
-from sparsefw.words import did_you_mean
+from sparsefw.typed import ConfigError, KindName
 
 PAPER_K = 0.2
 # Without the horizon rule, which constrain gives to each group.
@@ -36,7 +36,7 @@ RESCALES: dict[str, Rescale] = {
 class SparseFW(Method):
     """theta <- (1 - eta) theta + eta v with v = argmin over the region of <v, m>: few of them grow, the rest decay.
 
-    kind      "filters", "rank", "weights", "neurons", or "N:M" such as "2:4": what is to be removed later
+    kind      what is to be removed later: "filters", "rank", "weights", "neurons", "2:4", ... (`sparsefw list kinds`)
     renewals  the dial: how often the training renews its weights. More of them leave less of what can be removed later, and cost
               dense accuracy at some point. None: 20 for convolutions before norms, 10 for others, fewer in short trainings
     k         how many may grow per layer: an int is a count, a float in (0, 1] a fraction. None: what the number of steps allows
@@ -62,15 +62,15 @@ class SparseFW(Method):
     title: ClassVar[str] = "SparseFW"
     paper: ClassVar[str] = "Zimmer, Spiegel, Pokutta: arXiv:2205.11921"
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "filters": {"kind": "filters", "k": 0.2},
-        "weights": {"kind": "weights", "k": 0.1},
-        "weights-k-sparse": {"kind": "weights", "k": 0.1, "gauge": "k-sparse"},
-        "rank-0.1": {"kind": "rank", "k": 0.1},
-        "rank-0.3": {"kind": "rank", "k": 0.3},
+        "filters": {"kind": FILTERS.name, "k": 0.2},
+        "weights": {"kind": WEIGHTS.name, "k": 0.1},
+        "weights-k-sparse": {"kind": WEIGHTS.name, "k": 0.1, "gauge": "k-sparse"},
+        "rank-0.1": {"kind": RANK.name, "k": 0.1},
+        "rank-0.3": {"kind": RANK.name, "k": 0.3},
     }
 
     name: Literal["sparsefw"] = "sparsefw"
-    kind: str = "filters"
+    kind: KindName = FILTERS.name
     renewals: float | None = Field(default=None, gt=0, le=MOST_RENEWALS)
     k: int | float | None = None
     rescale: Literal["horizon", "gradient", "fast_gradient", "diameter", "none"] = "horizon"
@@ -83,13 +83,6 @@ class SparseFW(Method):
     everything: bool = False
     stickiness: float = Field(default=0.0, ge=0, lt=1)
 
-    @field_validator("kind")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in KINDS and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", value):
-            raise ValueError(f"{value!r}{did_you_mean(value, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4")
-        return value
-
     @field_validator("k", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
@@ -97,29 +90,21 @@ class SparseFW(Method):
             raise ValueError("must be an int (a count) or a float in (0, 1] (a fraction)")
         return value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _pattern_without_k(cls, values: Any) -> Any:
-        if isinstance(values, dict) and ":" in str(values.get("kind")):
-            if values.get("k") is not None:
-                raise ValueError(f"k: {values['kind']} says itself how many may grow; leave it out")
-            return {**values, "k": None}
-        return values
-
     @model_validator(mode="after")
     def _meaningful(self) -> Self:
         """An option that would have no effect is refused."""
-        rows, pattern, horizon = self.kind in ("filters", "neurons"), ":" in self.kind, self.rescale == "horizon"
+        kind, horizon = kind_of(self.kind), self.rescale == "horizon"
         for option, possible, why in (
             ("renewals", horizon, f"only rescale=horizon counts renewals, not {self.rescale}"),
-            ("gauge", not pattern, "N:M has its own"),
-            ("anneal", not pattern, "N:M has no k"),
+            ("k", kind.takes_k, f"{kind.name} says itself how many may grow"),
+            ("gauge", kind.takes_k, f"{kind.name} has its own"),
+            ("anneal", kind.takes_k, f"{kind.name} has no k"),
             ("anneal", self.k != 1.0 or isinstance(self.k, int), "k=1.0: all may grow from the start"),
             ("w_start", self.w is not None or not horizon, "there is no w to go to; give one"),
             ("w_start", self.w_start != self.w, "it is w"),
             ("over", self.anneal or self.w_start is not None, "neither k nor w changes"),
-            ("coupled", self.kind == "filters", "only filters have norms of their own and are removed together"),
-            ("stickiness", rows, "only filters and neurons are chosen by the norms of rows"),
+            ("coupled", kind is FILTERS, "only filters have norms of their own and are removed together"),
+            ("stickiness", kind.view == Groups(), "only filters and neurons are chosen by the norms of rows"),
         ):
             if not possible and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option}={getattr(self, option)!r} has no effect here: {why}")
@@ -130,8 +115,8 @@ class SparseFW(Method):
         return 2 if self.anneal or self.w_start is not None else 1
 
     @property
-    def prepares(self) -> str:
-        return {"neurons": "filters"}.get(self.kind, "weights" if ":" in self.kind else self.kind)
+    def prepares(self) -> Kind:
+        return kind_of(self.kind)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         horizon = self.rescale == "horizon"
@@ -140,9 +125,11 @@ class SparseFW(Method):
             w = FROM_WEIGHTS if horizon else default_w(settings.steps, is_normalised(model), self.kind)
         rules = self._rules(model, settings.example, report)
         if self.everything:
-            rules += everything_else(model, rules, w, self.gauge if self.kind == "weights" else None)
+            rules += everything_else(model, rules, w, self.gauge if kind_of(self.kind) is WEIGHTS else None)
         steps, k = (settings.steps, self.k) if horizon else (None, PAPER_K if self.k is None else self.k)
-        groups = constrain(model, rules, steps=steps, renewals=self.renewals, k=k, w=w, report=report)
+        groups = constrain(
+            model, rules, steps=steps, renewals=self.renewals, k=k, w=w, momentum=settings.momentum, report=report
+        )
         for group in groups:
             if group["region"] is not None:
                 start = 1.0 if self.w_start is None else self.w_start / w
@@ -154,10 +141,12 @@ class SparseFW(Method):
 
     def _rules(self, model: nn.Module, example: Tensor | None, report: Callable[[str], Any] | None) -> list[Rule]:
         """What is constrained; filters together with those that they are removed with, where that is wanted and possible."""
-        alone = [Rule(kind=self.kind, gauge=self.gauge)]
+        # Named one by one, parameters are all constrained; the word alone would leave the output layer free.
+        names = tuple(glob.escape(name) for name, _ in model.named_parameters()) if self.everything else "*"
+        alone = [Rule(names, kind=self.kind, gauge=self.gauge)]
         if self.coupled and example is None:
             raise ConfigError("method.coupled: needs an example of what the network gets, to follow its channels")
-        together = self.kind == "filters" and self.rescale == "horizon" if self.coupled is None else self.coupled
+        together = kind_of(self.kind) is FILTERS and self.rescale == "horizon" if self.coupled is None else self.coupled
         if not together or example is None:
             return alone
         try:

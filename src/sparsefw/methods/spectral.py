@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sparsefw.geometry.views import ExactSVD, Spectrum
+from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method
 
 
@@ -13,7 +14,7 @@ class Spectral(Method):
     with it for singular values above a thousandth of the largest, and never wait for the device
     """
 
-    removes: ClassVar[str] = "rank"
+    removes: ClassVar[Kind | None] = RANK
 
     svd: bool = False
 

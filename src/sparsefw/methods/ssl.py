@@ -13,6 +13,7 @@ from torch import nn
 
 from sparsefw.geometry.cuts import direction
 from sparsefw.geometry.views import Groups
+from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import Method, register
 from sparsefw.methods.layers import layers_of
 
@@ -26,12 +27,12 @@ class SSL(Method):
 
     title: ClassVar[str] = "SSL"
     paper: ClassVar[str] = "Wen, Wu, Wang, Chen, Li: NeurIPS 2016, arXiv:1608.03665"
-    removes: ClassVar[str] = "filters"
+    removes: ClassVar[Kind | None] = FILTERS
 
     name: Literal["ssl"] = "ssl"
     strength: float = Field(default=1e-3, ge=0, allow_inf_nan=False)
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, "filters") if self.strength else ():
+        for layers in layers_of(model, FILTERS) if self.strength else ():
             layers.add_to_gradients(self.strength * direction(Groups(), layers.weights()))

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sparsefw.geometry.cuts import soft_cut
+from sparsefw.kinds import RANK
 from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
 from sparsefw.methods.proximal import Proximal
@@ -36,5 +37,5 @@ class SVDEnergy(Spectral, Proximal):
 
     @torch.no_grad()
     def cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, "rank"):
+        for layers in layers_of(model, RANK):
             layers.write(soft_cut(self.view, layers.weights(), lr * self.strength))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.cuts import direction
 from sparsefw.geometry.views import ExactSVD, Spectrum
+from sparsefw.kinds import RANK
 from sparsefw.methods.base import register
 from sparsefw.methods.layers import layers_of
 from sparsefw.methods.spectral import Spectral
@@ -40,14 +41,14 @@ class TRP(Spectral):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, "rank") if self.strength else ():
+        for layers in layers_of(model, RANK) if self.strength else ():
             weights = layers.weights()
             found = self._leading(weights, value=1.0) if self.svd else direction(self.view, weights)
             layers.add_to_gradients(self.strength * found)
 
     @torch.no_grad()
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        for layers in layers_of(model, "rank") if epoch < epochs else ():
+        for layers in layers_of(model, RANK) if epoch < epochs else ():
             layers.write(self._leading(layers.weights()))
 
     def _leading(self, weights: Tensor, value: float | None = None) -> Tensor:

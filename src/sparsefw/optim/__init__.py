@@ -7,11 +7,11 @@ from sparsefw.optim.health import NonFiniteGradientError
 from sparsefw.optim.radius import default_w, initial_norm
 from sparsefw.optim.reference import ReferenceSFW
 from sparsefw.optim.rescale import RESCALES, Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
-from sparsefw.optim.rules import KINDS, Rule
+from sparsefw.optim.rules import Rule
 from sparsefw.optim.sfw import SFW
 
 __all__ = [
-    "KINDS", "RESCALES", "SFW", "Diameter", "FastGradient", "Gradient", "Horizon", "LayerReport", "LayerReports",
+    "RESCALES", "SFW", "Diameter", "FastGradient", "Gradient", "Horizon", "LayerReport", "LayerReports",
     "NonFiniteGradientError", "ParamGroups", "Progress",
     "ReferenceSFW", "Rescale", "Rule", "SFWWarning", "Unscaled", "constrain", "default_w", "initial_norm",
 ]  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.geometry import Ball
 from sparsefw.optim.rescale import Horizon
@@ -28,6 +29,25 @@ def warn_if_nothing_is_constrained(params: Iterable[Any]) -> None:
         )
 
 
+# How many optimizers have stepped each weight. Two are a training and its sequel; more are an optimizer made anew every epoch.
+_STEPPED_BY: Any = WeakTensorKeyDictionary()
+MANY = 2
+
+
+def note_first_step(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Count this optimizer for every weight that has a horizon."""
+    for p in (p for group in groups if has_horizon(group) for p in group["params"]):
+        _STEPPED_BY[p] = _STEPPED_BY.get(p, 0) + 1
+
+
+def warn_if_made_anew(groups: Sequence[Mapping[str, Any]]) -> None:
+    if any(_STEPPED_BY.get(p, 0) >= MANY for group in groups if has_horizon(group) for p in group["params"]):
+        _warn(
+            "several optimizers have trained these weights before: each begins its horizon anew, and step sizes never fall; make "
+            "one SFW for the whole training (load_state_dict goes on with a saved one)"
+        )
+
+
 def warn_of_scaled(scaled: Mapping[str, float], count: int) -> None:
     if scaled:
         name = min(scaled, key=scaled.__getitem__)
@@ -42,6 +62,7 @@ class Watch:
 
     def __init__(self, taken: Mapping[int, int] | None = None) -> None:
         self._taken = dict(taken or {})  # steps of each group, by its index
+        self._from_the_start = len(self._taken)  # how many groups there were before the first step
         self._said: set[str] = set()
         self._before: dict[str, tuple[float, float]] = {}
 
@@ -54,10 +75,29 @@ class Watch:
             taken[index] = max((int(p[0]) for p in progress), default=0)
         return cls(taken)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no step was taken yet."""
+        return not any(self._taken.values())
+
+    def latecomers(self, groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+        """Groups that are about to take their first step after others took some: index, and the steps that they missed.
+
+        A group that was added meanwhile is not late: its horizon begins with it.
+        """
+        clock = max(self._taken.values(), default=0)
+        if clock == 0:
+            self._from_the_start = len(groups)
+            return
+        for index, group in enumerate(groups[: self._from_the_start]):
+            if has_horizon(group) and group["params"][0].grad is not None and not self._taken.get(index):
+                self._taken[index] = clock
+                yield index, clock
+
     def stepped(self, groups: Sequence[Mapping[str, Any]], capturing: bool) -> None:
         for index, group in enumerate(groups):
             rule = group["rescale"]
-            if group["region"] is None or not isinstance(rule, Horizon) or group["params"][0].grad is None:
+            if not has_horizon(group) or group["params"][0].grad is None:
                 continue
             self._taken[index] = self._taken.get(index, 0) + 1
             if self._taken[index] == rule.steps + 1 and not capturing:
@@ -71,7 +111,7 @@ class Watch:
         """After the last announced step of a group: whether it was renewed as often as planned. Reads the device once."""
         for index, group in enumerate(groups):
             rule = group["rescale"]
-            if group["region"] is None or not isinstance(rule, Horizon) or self._taken.get(index) != rule.steps:
+            if not has_horizon(group) or self._taken.get(index) != rule.steps:
                 continue
             progress = state[group["params"][0]].get("progress")
             planned = rule.rate * rule.steps / 2
@@ -89,10 +129,18 @@ class Watch:
 
     def look(self, stacks: Iterable[tuple[Ball, Stack, list[str]]]) -> None:
         """Reads the device. Layers whose step size was cut at 1 in most steps since the last look are named."""
+        found = list(stacks)
+        gradients = [p.grad for _, stack, _ in found for block in stack.blocks for p in block if p.grad is not None]
+        if gradients and not any(bool(gradient.any()) for gradient in gradients):
+            self._once(
+                "no gradient reaches a constrained layer: all are 0, as where no unit fires any more, and nothing is learned; "
+                "normalise the inputs, or renew weights less often: constrain(..., renewals=...)",
+                "dead",
+            )
         if "clamped" in self._said:
             return
         often, count = [], 0
-        for _, stack, names in stacks:
+        for _, stack, names in found:
             for name, (taken, _, cut) in zip(names, stack.figures.progress.tolist(), strict=True):
                 before_taken, before_cut = self._before.get(name, (0.0, 0.0))
                 self._before[name] = (taken, cut)
@@ -106,6 +154,10 @@ class Watch:
                 "lr or a larger w may help, or constrain(..., steps=...), whose step sizes need neither",
                 "clamped",
             )
+
+
+def has_horizon(group: Mapping[str, Any]) -> bool:
+    return group["region"] is not None and isinstance(group["rescale"], Horizon)
 
 
 def _warn(text: str) -> None:

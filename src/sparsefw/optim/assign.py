@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.geometry import NM, Ball, NMBall
+from sparsefw.geometry import NM, Ball
 from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.views import Groups, Spectrum
+from sparsefw.kinds import DEFAULT_GAUGE, WEIGHTS, kinds_in_words
 from sparsefw.layer_types import NORMALISATION
 from sparsefw.optim.defaults import (
     RENEWALS,
@@ -24,11 +25,21 @@ from sparsefw.optim.defaults import (
     is_convolution,
 )
 from sparsefw.optim.groups import tolerance
-from sparsefw.optim.radius import FROM_WEIGHTS, equilibrium_length, given_norm, initial_norm
+from sparsefw.optim.radius import (
+    FROM_WEIGHTS,
+    MOMENTUM,
+    checked_momentum,
+    equilibrium_length,
+    given_norm,
+    initial_norm,
+    longest_in_stack,
+)
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.rules import KINDS, Candidate, Make, Rule, find, kind_name, region_maker
+from sparsefw.optim.rules import Candidate, Make, Rule, find, kind_name
 from sparsefw.optim.stacks import layout_of
 from sparsefw.optim.table import table
+
+OUTPUT = "taken for the output"
 
 
 @dataclass
@@ -65,13 +76,14 @@ def constrain(
     renewals: float | None = None,
     k: int | float | None = None,
     w: float | str | None = None,
-    gauge: str = "k-support",
+    gauge: str = DEFAULT_GAUGE,
+    momentum: float = MOMENTUM,
     report: Callable[[str], Any] | None = print,
 ) -> ParamGroups:
     """Param groups for SFW: the parameters that `what` names get regions, all others are left to SGD (or AdamW).
 
     what      "filters" or "rank" (convolutions), "weights" (convolutions and linear layers), "neurons" (linear layers),
-              "N:M" such as "2:4" (blocks along the input channels), a region constructor, or a list of Rules
+              "N:M" such as "2:4" (blocks along the input channels): the kinds; a region constructor; or a list of Rules
     steps     optimizer steps of the whole training. Everything else then has a default: regions are sized from the weights as
               given, and steps follow the horizon rule
     renewals  the dial, with steps: how often weights are renewed, above 0 and at most 100. More of them leave less of what can be
@@ -81,8 +93,10 @@ def constrain(
     w         size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with steps.
               Without steps, SFW takes the paper's steps (rescale=Gradient())
     gauge     "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount
+    momentum  that of SFW: regions that are sized from weights depend on it
     report    called once with a table of what got which region; None for silence
 
+    With steps, a word leaves out the last layer, which is taken for that of the output; a Rule that names it does not.
     The model is not changed, and with steps alone SFW does not change it either before the first step. (With w, it scales weights
     that start outside of their region onto its boundary, and says so.) Several processes must call this with the same weights.
     """
@@ -95,7 +109,7 @@ def constrain(
             f"w={w!r} has no effect without steps: how large weights stay depends on the length of the training"
         )
     rules = [_completed(rule, steps, k, w) for rule in _rules(what, k, gauge)]
-    pace = _Pace(model, None if steps is None else int(Horizon(steps, RENEWALS).steps), renewals)
+    pace = _Pace(model, None if steps is None else int(Horizon(steps, RENEWALS).steps), renewals, momentum)
     candidates = find(model, rules)
     groups, rows = _groups(candidates, pace)
     result = ParamGroups(groups, rows, _notes(model, candidates, groups, pace))
@@ -118,14 +132,33 @@ def _completed(rule: Rule, steps: int | None, k: int | float | None, w: float | 
 class _Pace:
     """How fast a training of `steps` renews the weights of this model; None: it is not told how long it will be."""
 
-    def __init__(self, model: nn.Module, steps: int | None, renewals: float | None) -> None:
-        self.steps, self.renewals = steps, renewals
+    def __init__(self, model: nn.Module, steps: int | None, renewals: float | None, momentum: float) -> None:
+        self.steps, self.renewals, self.momentum = steps, renewals, checked_momentum(momentum)
         self._scale_free = has_scale_free_convolutions(model)
+        # A network without any norm is a stack in which lengths multiply.
+        layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
+        self.stacked_layers = None if is_normalised(model) else len(layers)
+        self._last = layers[-1] if layers else None
 
     def of(self, members: Sequence[Candidate]) -> Horizon | None:
         if self.steps is None:
             return None
         return horizon_for([c.found.module for c in members], self.steps, self.renewals, self._scale_free)
+
+    def leaves_free(self, member: Candidate, candidates: Sequence[Candidate]) -> bool:
+        """Whether this is the layer that writes the output, as far as can be told: the last one, where a word means all layers.
+
+        What it computes has the scale of the targets, which no region knows, and nothing of it can be removed.
+        """
+        rule = member.rule
+        if self.steps is None or rule is None or rule.word is None or rule.match != "*":
+            return False
+        others = any(c.rule is rule and c is not member and not unfit(c) for c in candidates)
+        return member.found.module is self._last and others
+
+    def keys(self, horizon: Horizon | None) -> dict[str, Any]:
+        """What the group of a block needs to keep this pace."""
+        return {} if horizon is None else {"rescale": horizon, "momentum": self.momentum}
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps of the horizon rule turn this weight and a norm takes its length away."""
@@ -161,13 +194,12 @@ def _notes(
 def _rules(what: str | Make | Rule | Sequence[Rule], k: int | float | None, gauge: str) -> list[Rule]:
     if isinstance(what, (str, Ball)) or callable(what):
         return [Rule(kind=what, k=k, gauge=gauge)]
-    if gauge != "k-support":
+    if gauge != DEFAULT_GAUGE:
         raise ValueError(f"gauge={gauge!r} belongs to a word such as 'weights'; rules have their own")
     rules: list[Any] = [what] if isinstance(what, Rule) else list(what) if isinstance(what, Sequence) else []
     if not rules or not all(isinstance(rule, Rule) for rule in rules):
-        words = ", ".join(KINDS)
         raise ValueError(
-            f"what to constrain must be one of {words}, N:M, a function that makes a region, or Rules; got {what!r}"
+            f"what to constrain must be one of {kinds_in_words()}, a function that makes a region, or Rules; got {what!r}"
         )
     return rules
 
@@ -188,7 +220,7 @@ def _groups(candidates: Sequence[Candidate], pace: _Pace) -> tuple[list[dict[str
     described: dict[Tensor, Row] = {}
     for c in candidates:
         rule = c.rule
-        reason = "" if rule is None or rule.kind is None else unfit(rule, c)
+        reason = unfit(c) or (OUTPUT if pace.leaves_free(c, candidates) else "")
         if rule is None or rule.kind is None or reason:
             rest.append(c)
             described[c.parameter] = _row(c, None, (), reason)
@@ -196,42 +228,33 @@ def _groups(candidates: Sequence[Candidate], pace: _Pace) -> tuple[list[dict[str
             by_rule.setdefault(rule, []).append(c)
         else:
             horizon = pace.of([c])
-            region = _region(rule, [c], horizon)
+            region = _region(rule, [c], horizon, pace)
             axis = c.axis if isinstance(region.view, (Groups, Spectrum)) else 0
             alone = c.parameter if rule.w == FROM_WEIGHTS else None
             by_region.setdefault((region, axis, horizon, alone), []).append(c)
             described[c.parameter] = _row(c, region, _block_shape([c]))
     groups: list[dict[str, Any]] = [
-        {"params": _named(cs), "region": region, "axes": [axis] if axis else None, **_rule_key(horizon)}
+        {"params": _named(cs), "region": region, "axes": [axis] if axis else None, **pace.keys(horizon)}
         for (region, axis, horizon, _), cs in by_region.items()
     ]
     for rule, cs in by_rule.items():
         horizon = pace.of(cs)
-        region, axes = _region(rule, cs, horizon), [c.axis for c in cs]
-        groups.append({"params": _named(cs), "region": region, "coupled": True, "axes": axes, **_rule_key(horizon)})
+        region = _region(rule, cs, horizon, pace)
+        axes = [c.axis for c in cs]
+        groups.append({"params": _named(cs), "region": region, "coupled": True, "axes": axes, **pace.keys(horizon)})
         described.update({c.parameter: _row(c, region, _block_shape(cs), "coupled") for c in cs})
     if rest:
         groups.append({"params": _named(rest), "region": None})
     return groups, [described[c.parameter] for c in candidates]
 
 
-def unfit(rule: Rule, candidate: Candidate) -> str:
+def unfit(candidate: Candidate) -> str:
     """Why a word's region makes no sense on this layer although its type fits; empty where it does."""
-    module, kind = candidate.found.module, rule.kind
-    if isinstance(kind, str) and candidate.transposed and getattr(module, "groups", 1) > 1:
-        return "grouped transposed: no axis of filters"
-    if isinstance(kind, str) and ":" in kind:
-        inputs = candidate.parameter.shape[0 if candidate.transposed else 1]
-        if inputs <= int(kind.split(":")[0]):
-            return f"{inputs} input channels: nothing to choose"
-    return ""
+    word = None if candidate.rule is None else candidate.rule.word
+    return "" if word is None else word.unfit(candidate.found.module, candidate.parameter)
 
 
-def _rule_key(horizon: Horizon | None) -> dict[str, Any]:
-    return {} if horizon is None else {"rescale": horizon}
-
-
-def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -> Ball:
+def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None, pace: _Pace) -> Ball:
     """The rule's region for one block, with k counted in that block and the radius as the rule says."""
     where, shape = ", ".join(c.found.name for c in members), _block_shape(members)
     unit = _unit_ball(rule, members, shape, where, horizon)
@@ -241,7 +264,7 @@ def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -
         raise ValueError(f"{where}: how large may the region be? give steps (of the whole training), or w, or a radius")
     if rule.w == FROM_WEIGHTS:
         assert horizon is not None
-        return _region_around(unit, rule, members, horizon.rate, where)
+        return _region_around(unit, rule, members, horizon.rate, pace, where)
     initial = _usual_norm(rule, members, where)
     if initial == 0:
         raise ValueError(
@@ -250,7 +273,7 @@ def _region(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -
     return unit.with_diameter(2 * float(rule.w) * initial, shape)
 
 
-def _region_around(unit: Ball, rule: Rule, members: Sequence[Candidate], share: float, where: str) -> Ball:
+def _region_around(unit: Ball, rule: Rule, members: Sequence[Candidate], share: float, pace: _Pace, where: str) -> Ball:
     """The region in which steps of this share keep the weights as long as they are; they lie inside."""
     shape, tensors = _block_shape(members), [c.parameter.detach() for c in members]
     own = math.sqrt(sum(float(t.double().square().sum()) for t in tensors if not t.is_meta))
@@ -260,7 +283,10 @@ def _region_around(unit: Ball, rule: Rule, members: Sequence[Candidate], share: 
         usual = _usual_norm(rule, members, where)
     except ValueError:
         usual = 0.0
-    length = equilibrium_length(given_norm(own, usual), share)
+    given = given_norm(own, usual)
+    length = equilibrium_length(given, share, pace.momentum)
+    if pace.stacked_layers is not None:
+        length = min(length, longest_in_stack(given, usual, pace.stacked_layers))
     if length == 0:
         raise ValueError(f"{where}: starts at zero, and nothing is known of a usual start: give the rule a radius")
     region = unit.with_diameter(2 * length, shape)
@@ -284,17 +310,17 @@ def _usual_norm(rule: Rule, members: Sequence[Candidate], where: str) -> float:
 def _unit_ball(
     rule: Rule, members: Sequence[Candidate], shape: Sequence[int], where: str, horizon: Horizon | None
 ) -> Ball:
-    if isinstance(rule.kind, str) and ":" in rule.kind:
-        n, m = map(int, rule.kind.split(":"))
-        return NMBall(n, m, axis=0 if members[0].transposed else 1)
-    make = _maker(rule)
+    make = _maker(rule, members)
     needs = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.name != "k"]
     if needs:
         raise ValueError(
             f"{where}: {kind_name(make)} needs {', '.join(needs)} too; give a function such as `lambda: LpBall(2)`"
         )
     if rule.k is None and rule.takes_k and horizon is None:
-        raise ValueError(f"{where}: how many may grow? give k: an int is a count, a float in (0, 1] a fraction")
+        raise ValueError(
+            f"{where}: give steps, the optimizer steps of the whole training, and nothing else is needed; or for the paper's "
+            "rule k (how many may grow: an int is a count, a float in (0, 1] a fraction) and w"
+        )
     unit = make(k=1) if rule.takes_k else make()
     if not isinstance(unit, Ball):
         raise ValueError(f"{where}: {kind_name(make)} makes no ball around 0, so it cannot constrain a weight")
@@ -304,10 +330,11 @@ def _unit_ball(
     return make(k=_count(k, unit.view.count(shape), where))  # type: ignore[arg-type]
 
 
-def _maker(rule: Rule) -> Make:
-    if not isinstance(rule.kind, str):
+def _maker(rule: Rule, members: Sequence[Candidate]) -> Make:
+    if rule.word is None:
         return rule.kind  # type: ignore[return-value]
-    return region_maker(KINDS[rule.kind].view, rule.gauge)
+    first = members[0]
+    return rule.word.region(first.view or rule.word.view, rule.gauge, first.transposed)
 
 
 def _count(k: int | float, count: int, where: str) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball, Spectrum
+from sparsefw.geometry.subspace import gram_values
 from sparsefw.optim.stacks import Stack
 from sparsefw.optim.table import table
 
@@ -130,15 +131,8 @@ def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> Progres
 def _magnitudes(region: Ball, theta: Tensor) -> Tensor:
     """Singular values by the Gram matrix in float64: to 1e-8 of the largest, which is plenty here, and fast."""
     if isinstance(region.view, Spectrum):
-        return singular_values(theta.flatten(1)[None])[0]
+        return gram_values(theta.flatten(1)[None])[0]
     return region.view.magnitudes(theta.unsqueeze(0))[0]
-
-
-def singular_values(matrices: Tensor) -> Tensor:
-    """(b, n, m) -> (b, min(n, m)), by eigenvalues of the smaller Gram matrix."""
-    m = matrices.double()
-    gram = m @ m.mT if m.shape[1] <= m.shape[2] else m.mT @ m
-    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
 
 
 @torch.no_grad()
@@ -177,7 +171,7 @@ def oracle_quality(stack: Stack, region: Ball) -> Quality:
     view, count, size = region.view, region.count(stack.layout.shape), len(stack.blocks)
     if not isinstance(view, Spectrum) or not view.follows(region.gauge, count):
         return Quality([1.0] * size, [1.0] * size)
-    values = singular_values(stack.momentum.flatten(2))
+    values = gram_values(stack.momentum.flatten(2))
     gained = stack.figures.gained.double()
     bound = region.gauge.longest(count) * values.norm(dim=-1)
     return Quality((gained / region.gauge.dual_norm(values)).tolist(), (gained / bound).tolist())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Groups, Spectrum
 from sparsefw.geometry.precision import working_dtype
-from sparsefw.optim.rescale import RESCALES, Rescale
+from sparsefw.optim.rescale import RESCALES, Horizon, Rescale
 from sparsefw.optim.stacks import layout_of
 
 Group = dict[str, Any]
@@ -44,8 +44,8 @@ def check_keys(group: Group, defaults: Group) -> None:
             )
 
 
-def check_rules(groups: Any, rescale: Rescale | None) -> None:
-    """ValueError where a rule is given for all groups, and every constrained one has its own."""
+def check_arguments(groups: Any, rescale: Rescale | None, momentum: float) -> None:
+    """ValueError where an argument is given for all groups, and every constrained one has its own."""
     constrained = [g for g in groups if isinstance(g, dict) and g.get("region") is not None]
     own = [g["rescale"] for g in constrained if "rescale" in g]
     if rescale is not None and own and len(own) == len(constrained):
@@ -53,6 +53,11 @@ def check_rules(groups: Any, rescale: Rescale | None) -> None:
             f"rescale={rescale} has no effect: the groups have a rule of their own, {type(own[0]).__name__}; the paper's steps "
             "are those of constrain(..., w=...) without steps"
         )
+    for sized in (g["momentum"] for g in constrained if isinstance(g.get("rescale"), Horizon) and "momentum" in g):
+        if isinstance(momentum, (int, float)) and sized != momentum:
+            raise ValueError(
+                f"momentum={momentum!r}, but regions were sized for {sized:g}: give constrain(..., momentum=...) the same"
+            )
 
 
 def check_group(group: Group, names: list[str]) -> None:
@@ -89,7 +94,8 @@ def _check_parameter(p: Tensor, name: str) -> None:
 
 def _check_hyperparameters(group: Group) -> None:
     if not isinstance(group["rescale"], Rescale):
-        raise TypeError(f"rescale must be one of {', '.join(r + '()' for r in RESCALES)}, got {group['rescale']!r}")
+        rules = ", ".join(rule + ("(steps, renewals)" if rule == "Horizon" else "()") for rule in RESCALES)
+        raise TypeError(f"rescale must be one of {rules}, got {group['rescale']!r}")
     if group["rest"] not in ("sgd", "adamw"):
         raise ValueError(f"rest must be 'sgd' or 'adamw', got {group['rest']!r}")
     for key in ("lr", "momentum", "dampening", "weight_decay", "adam_eps", "score_momentum"):
@@ -99,13 +105,16 @@ def _check_hyperparameters(group: Group) -> None:
             raise ValueError(f"{key} must be a finite number of at least 0, got {value!r}")
     if not group["score_momentum"] < 1:
         raise ValueError(f"score_momentum must be below 1, got {group['score_momentum']!r}")
-    if not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in group["adam_betas"]):
-        raise ValueError(f"adam_betas must be two numbers in [0, 1), got {group['adam_betas']!r}")
+    betas = group["adam_betas"]
+    pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if not (pair and all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)):
+        raise ValueError(f"adam_betas must be two numbers in [0, 1), got {betas!r}")
     if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise ValueError("nesterov needs a momentum above 0 and no dampening")
     expected = len(group["params"]) if group["coupled"] else 1
-    if group["axes"] is not None and len(group["axes"]) != expected:
-        raise ValueError(f"axes needs {expected} entries here: one per tensor of a block, got {list(group['axes'])}")
+    axes = group["axes"]
+    if axes is not None and not (isinstance(axes, (tuple, list)) and len(axes) == expected):
+        raise ValueError(f"axes must be a list of {expected} here: one axis per tensor of a block, got {axes!r}")
 
 
 @torch.no_grad()

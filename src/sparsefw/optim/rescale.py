@@ -83,14 +83,15 @@ class Horizon(Rescale):
         whole = isinstance(self.steps, numbers.Integral) and not isinstance(self.steps, bool)
         if not (whole and self.steps >= 1):
             raise ValueError(
-                f"steps must be a whole number of at least 1, of optimizer steps in the whole training, got {self.steps!r}"
+                f"steps must be an int of at least 1, the optimizer steps of the whole training, got {self.steps!r}"
             )
         number = isinstance(self.renewals, numbers.Real) and not isinstance(self.renewals, bool)
         if not (number and 0 < self.renewals <= MOST_RENEWALS):
             raise ValueError(f"renewals must be a number above 0 and at most {MOST_RENEWALS}, got {self.renewals!r}")
         if self.full_lr is not None and not 0 < self.full_lr < math.inf:
             raise ValueError(
-                f"lr={self.full_lr!r}: the horizon rule counts shares from the first learning rate, which must be above 0"
+                f"lr={self.full_lr!r}: must be above 0, since step sizes are counted from it; give SFW the highest learning rate "
+                "of the schedule, and let the scheduler multiply it"
             )
 
     @property

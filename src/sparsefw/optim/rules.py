@@ -5,15 +5,15 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from sparsefw.geometry import Ball, Elements, Gauge, Groups, KSparse, KSupport, Spectrum, View
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.geometry import Ball, View
+from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, Kind, kind_of
+from sparsefw.layer_types import TRANSPOSED
 from sparsefw.optim.radius import FROM_WEIGHTS
 from sparsefw.words import did_you_mean
 
@@ -21,34 +21,11 @@ Make = Callable[..., Ball]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A word for a view, half of a region, and the layers it is meant for."""
-
-    view: View
-    types: tuple[type[nn.Module], ...]
-
-
-KINDS: dict[str, Kind] = {
-    "filters": Kind(Groups(), (*CONVOLUTIONS, *TRANSPOSED)),
-    "rank": Kind(Spectrum(), (*CONVOLUTIONS, *TRANSPOSED)),
-    "weights": Kind(Elements(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)),
-    "neurons": Kind(Groups(), (nn.Linear,)),
-}
-# The other half: k-support lets what it chooses grow in proportion to its gradient, k-sparse all by the same amount.
-GAUGES: dict[str, Callable[[int], Gauge]] = {"k-support": KSupport, "k-sparse": KSparse}
-
-
-def region_maker(view: View, gauge: str) -> Make:
-    """k -> the unit ball of the view and the gauge of this name."""
-    return lambda k: Ball(view, GAUGES[gauge](k))
-
-
-@dataclass(frozen=True)
 class Rule:
     """Parameters whose name matches the glob, or one of several, of modules of the given types, get a region.
 
-    kind      "filters", "rank", "weights", "neurons", "N:M" such as "2:4": the weights of such layers; or a function that
-              makes a region from k, or from nothing, such as SpectralKSparse or `lambda: LpBall(2)`; or None for no region
+    kind      a word such as "filters" or "2:4" (sparsefw.kinds): the weights that it means; or a function that makes a region
+              from k, or from nothing, such as SpectralKSparse or `lambda: LpBall(2)`; or None for no region
     k         how many may grow: an int is a count, a float in (0, 1] a fraction of what the layer has, rounded down, at least 1
     w         the region's L2 diameter is 2 w times the norm of the layer's default initialisation; "from-weights": as large as a
               training of so many steps needs around the weights as given; or `radius` sets it directly
@@ -65,14 +42,14 @@ class Rule:
     radius: float | None = None
     types: tuple[type[nn.Module], ...] | None = None
     coupled: bool = False
-    gauge: str = "k-support"
+    gauge: str = DEFAULT_GAUGE
     initial: float | None = None
 
     def __post_init__(self) -> None:
         where = f"rule {self.match!r}"
         if self.gauge not in GAUGES:
             raise ValueError(f"{where}: gauge={self.gauge!r}: there are {', '.join(GAUGES)}")
-        if self.gauge != "k-support" and (not isinstance(self.kind, str) or ":" in self.kind):
+        if self.gauge != DEFAULT_GAUGE and (self.word is None or not self.word.takes_k):
             raise ValueError(f"{where}: {kind_name(self.kind)} has its own gauge")
         if self.kind is None and (self.k, self.w, self.radius) != (None, None, None):
             raise ValueError(f"{where}: has no kind, so its k, w or radius would have no effect")
@@ -95,9 +72,14 @@ class Rule:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     @property
+    def word(self) -> Kind | None:
+        """The kind, where it is given by its name."""
+        return kind_of(self.kind) if isinstance(self.kind, str) else None
+
+    @property
     def takes_k(self) -> bool:
-        if isinstance(self.kind, str):
-            return ":" not in self.kind
+        if self.word is not None:
+            return self.word.takes_k
         return callable(self.kind) and "k" in inspect.signature(self.kind).parameters
 
 
@@ -117,6 +99,7 @@ class Candidate:
     aliases: list[Alias]
     rule: Rule | None = None
     found: Alias = field(init=False)
+    view: View | None = None  # how the rule's word sees it
 
     def __post_init__(self) -> None:
         self.found = self.aliases[0]
@@ -153,8 +136,9 @@ def find(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
     if not candidates:
         raise ValueError("the model has no trainable parameter")
     for rule in rules:
+        views = None if rule.word is None else _views(rule, rule.word, model, candidates)
         named = [(c, alias) for c in candidates for alias in c.aliases if rule.matches(alias.name)]
-        fitting = [(c, alias) for c, alias in named if _fits(alias, rule)]
+        fitting = [(c, alias) for c, alias in named if (_fits(alias, rule) if views is None else alias.name in views)]
         if not fitting:
             raise ValueError(_nothing_matches(rule, candidates))
         if all(c.rule is not None for c, _ in fitting):
@@ -162,27 +146,20 @@ def find(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
         for c, alias in fitting:
             if c.rule is None:
                 c.rule, c.found = rule, alias
+                c.view = None if views is None else views[alias.name]
     return candidates
 
 
+def _views(rule: Rule, word: Kind, model: nn.Module, candidates: Sequence[Candidate]) -> dict[str, View]:
+    """The parameters that a word means, by name, and how it sees them; of other layers where the rule names their types."""
+    if rule.types is None:
+        return word.views(model)
+    aliases = [alias for c in candidates for alias in c.aliases]
+    return {alias.name: word.view for alias in aliases if alias.local_name == "weight" and _fits(alias, rule)}
+
+
 def _fits(alias: Alias, rule: Rule) -> bool:
-    types = rule.types if rule.types is not None else _types(rule.kind)
-    # A word means the weights of its layers, not their biases.
-    return (types is None or isinstance(alias.module, types)) and (
-        not isinstance(rule.kind, str) or alias.local_name == "weight"
-    )
-
-
-def _types(kind: str | Make | None) -> tuple[type[nn.Module], ...] | None:
-    if not isinstance(kind, str):
-        return None
-    if re.fullmatch(r"\d+:\d+", kind):
-        return KINDS["weights"].types
-    if kind not in KINDS:
-        raise ValueError(
-            f"unknown kind {kind!r}{did_you_mean(kind, KINDS)}; there are {', '.join(KINDS)} and N:M such as 2:4"
-        )
-    return KINDS[kind].types
+    return rule.types is None or isinstance(alias.module, rule.types)
 
 
 def kind_name(kind: Any) -> str:
@@ -193,7 +170,7 @@ def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
     names = [alias.name for c in candidates for alias in c.aliases]
     by_name = [name for name in names if rule.matches(name)]
     if by_name:
-        types = rule.types if rule.types is not None else _types(rule.kind)
-        wanted = " or ".join(t.__name__ for t in types or ())
+        named = " or ".join(t.__name__ for t in rule.types or ())
+        wanted = rule.word.looks_for if rule.types is None and rule.word is not None else named
         return f"rule {rule.match!r}: none of {', '.join(by_name[:3])}{' ...' * (len(by_name) > 3)} is the weight of a {wanted}"
     return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(str(rule.match), names)}"

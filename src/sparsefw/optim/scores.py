@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefw.geometry.select import top_k_mask
 from sparsefw.optim.weights import State, state_buffer
 
 
@@ -28,5 +29,4 @@ def averaged(states: Sequence[State], norms: Tensor, rho: float, healthy: Tensor
 
 def only_best(norms: Tensor, scores: Tensor, k: int) -> Tensor:
     """The norms with all but those of the k largest scores set to 0."""
-    chosen = scores.topk(k, dim=-1, sorted=False).indices
-    return torch.zeros_like(norms).scatter_(-1, chosen, norms.gather(-1, chosen))
+    return torch.where(top_k_mask(scores, k), norms, 0)

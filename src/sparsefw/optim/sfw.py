@@ -21,7 +21,13 @@ from torch import Tensor
 
 from sparsefw.geometry import Ball
 from sparsefw.optim import kernels
-from sparsefw.optim.announce import Watch, warn_if_nothing_is_constrained, warn_of_scaled
+from sparsefw.optim.announce import (
+    Watch,
+    note_first_step,
+    warn_if_made_anew,
+    warn_if_nothing_is_constrained,
+    warn_of_scaled,
+)
 from sparsefw.optim.diagnostics import LayerReports, Progress, progress, total
 from sparsefw.optim.diagnostics import oracle_quality as quality
 from sparsefw.optim.diagnostics import report as diagnose
@@ -29,9 +35,9 @@ from sparsefw.optim.groups import (
     Group,
     axes_of,
     blocks_of,
+    check_arguments,
     check_group,
     check_keys,
-    check_rules,
     pull_inside,
     readable_groups,
 )
@@ -90,10 +96,14 @@ class SFW(torch.optim.Optimizer):
     ) -> None:
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-        if check_every < 1:
-            raise ValueError(f"check_every must be at least 1, got {check_every}")
+        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 1:
+            raise ValueError(f"check_every must be a whole number of at least 1, got {check_every!r}")
+        if fused not in (None, True, False):
+            raise ValueError(f"fused must be True, False or None, got {fused!r}")
+        if isinstance(params, torch.nn.Module) or not isinstance(params, Iterable):
+            raise TypeError(f"params must be those of constrain(model, ...), got {type(params).__name__}")
         params = params if isinstance(params, Tensor) else list(params)
-        check_rules(params, rescale)
+        check_arguments(params, rescale, momentum)
         warn_if_nothing_is_constrained(params)
         self._on_nonfinite, self._check_every, self._fused = on_nonfinite, check_every, fused
         self._rest_lr = lr if rest_lr is None else rest_lr
@@ -108,6 +118,7 @@ class SFW(torch.optim.Optimizer):
         scaled, self._scaled = self._scaled, None
         constrained = [group for group in self.param_groups if group["region"] is not None]
         warn_of_scaled(scaled, sum(len(blocks_of(group)) for group in constrained))
+        warn_if_made_anew(self.param_groups)
 
     def _prepare(self) -> None:
         self._health = Health()
@@ -116,6 +127,9 @@ class SFW(torch.optim.Optimizer):
         self._stacks: dict[int, list[Stack]] = {}
         self._planner = Planner(self._fused)
         self._entered: dict[int, Ball | None] = {}  # the region that each group's weights are known to be in
+        self._given: dict[
+            int, list[int]
+        ] = {}  # versions of each group's weights when it was added, until its first step
 
     @torch.no_grad()
     def add_param_group(self, param_group: Group) -> None:
@@ -135,6 +149,7 @@ class SFW(torch.optim.Optimizer):
         except BaseException:  # an interrupt must not leave a half-added group either
             self.param_groups.pop()
             raise
+        self._given[len(self.param_groups) - 1] = [p._version for p in added["params"]]
         if self._scaled is None:
             warn_of_scaled(scaled, len(blocks_of(added)))
         else:
@@ -142,10 +157,16 @@ class SFW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def enter_regions(self) -> None:
-        """Scale weights into regions that were given to their groups since the last step; every step begins with it."""
+        """Scale weights into regions that were given to their groups since the last step; every step begins with it.
+
+        So are weights that were loaded between the making of the optimizer and the first step, with an SFWWarning.
+        """
         for index, group in enumerate(self.param_groups):
+            given = self._given.pop(index, None)
             if self._entered.setdefault(index, group["region"]) != group["region"]:
                 self._enter_region(index)
+            elif given is not None and given != [p._version for p in group["params"]]:
+                warn_of_scaled(self._enter_region(index), len(blocks_of(group)))
 
     def _enter_region(self, index: int) -> dict[str, float]:
         group, names = self.param_groups[index], self._names(index)
@@ -168,6 +189,7 @@ class SFW(torch.optim.Optimizer):
         if not params:
             return loss
         self.enter_regions()
+        self._catch_up()
         plan = self._planner.plan(
             self.param_groups, self._current_stacks, params, names, self.state.__getitem__, self._health
         )
@@ -192,6 +214,15 @@ class SFW(torch.optim.Optimizer):
                         self._constrained_step(group, run, lengths, healthy)
         self._look_back(healthy)
         return loss
+
+    @torch.compiler.disable
+    def _catch_up(self) -> None:
+        """A layer that is unfrozen in the course of training is as far in it as all others."""
+        if self._watch.is_first:
+            note_first_step(self.param_groups)
+        for index, taken in self._watch.latecomers(self.param_groups):
+            for stack in self._current_stacks(index):
+                stack.figures.taken.fill_(taken)
 
     def _with_gradients(self) -> tuple[list[Tensor], list[str]]:
         params, names = [], []

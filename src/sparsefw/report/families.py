@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsefw.report.charts import HeatMap
+from sparsefw.kinds import kind_of
+from sparsefw.plotting.charts import HeatMap
 from sparsefw.report.names import LEARNING, differing, exact, family_name, flat, shown
 from sparsefw.report.records import Run, RunCurve
-from sparsefw.report.series import FORMS, KINDS, SHOWN, kinds_of, percent
+from sparsefw.report.series import FORMS, SHOWN, kinds_of, percent
 from sparsefw.report.tables import Table, shown_ratio
 
 PAIRS = 3  # of settings that are drawn at most, those with the most values first
@@ -51,7 +52,7 @@ class Family:
 
     @property
     def about(self) -> str:
-        return f"{self.name}, {KINDS.get(self.kind, self.kind)} {FORMS.get(self.form, self.form)}"
+        return f"{self.name}, {kind_of(self.kind).units} {FORMS.get(self.form, self.form)}"
 
     @property
     def span(self) -> str:
@@ -82,7 +83,7 @@ class Family:
         others = [key for key in self.keys if key not in (x, y)]
         fixed = f" In every cell, the best over {', '.join(others)}." if others else ""
         measure = f"{self.split} {SHOWN.get(self.metric, self.metric)}"
-        what = f"{KINDS.get(self.kind, self.kind)} {FORMS.get(self.form, self.form)}"
+        what = f"{kind_of(self.kind).units} {FORMS.get(self.form, self.form)}"
         titles = (f"Mean over {self.span} of the {what}, plain", "The dense networks of the same runs")
 
         def grid(part: str) -> tuple[tuple[float, ...], ...]:

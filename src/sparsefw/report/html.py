@@ -12,7 +12,8 @@ from sparsefw.report.tables import Table
 LONG = 25  # rows from which on a table is folded, and can be searched
 
 
-def section(name: str, title: str, content: str, plain: bool = True) -> str:
+def section_frame(name: str, title: str, content: str, plain: bool = True) -> str:
+    """Put a title above what stands in a section; plain: it only names the section, and tells nothing."""
     kind = ' class="plain"' if plain else ""
     return (
         f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title"{kind}>{escape(title)}</h2>\n'
@@ -30,7 +31,7 @@ def folded(summary: str, content: str) -> str:
 
 
 def select(label: str, options: Mapping[str, str], chosen: str, kind: str) -> str:
-    """A labelled list of value -> text."""
+    """Make a labelled list of value -> text."""
     entries = "".join(
         f'<option value="{escape(value)}"{" selected" * (value == chosen)}>{escape(text)}</option>'
         for value, text in options.items()
@@ -39,14 +40,21 @@ def select(label: str, options: Mapping[str, str], chosen: str, kind: str) -> st
 
 
 def plot(figures: Iterable[str], label: str, caption: str, titled: bool = False) -> str:
-    """Where page.js draws the first of these figures, or the one that a control chooses; titled: the caption comes first."""
+    """Make room where page.js draws the first of these figures, or the one that a control chooses.
+
+    titled   the caption comes first
+    """
     told = f"<figcaption>{escape(caption)}</figcaption>\n"
     drawn = f'<div class="plot" role="group" aria-label="{escape(label)}" data-figures="{" ".join(figures)}"></div>\n'
     return f'<figure class="js">\n{told + drawn if titled else drawn + told}</figure>\n'
 
 
 def table(content: Table, label: str, *, words: bool = False, sortable: bool = False, downloads: bool = True) -> str:
-    """words: columns of text rather than of numbers; sortable: by a click on a column's name, and searched by any text."""
+    """Make a table that scrolls by itself.
+
+    words      columns of text rather than of numbers
+    sortable   by a click on a column's name, and searched by any text
+    """
     head = ""
     if any(name for name, _ in content.groups):
         cells = [
@@ -72,7 +80,7 @@ def table(content: Table, label: str, *, words: bool = False, sortable: bool = F
 
 
 def scrolled(content: str, label: str) -> str:
-    """What may be wider than the screen scrolls by itself, and by the keyboard."""
+    """Let what may be wider than the screen scroll by itself, and by the keyboard."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>\n'
 
 
@@ -86,7 +94,7 @@ def commands(lines: Iterable[str]) -> str:
 
 
 def _downloads(content: Table, label: str) -> str:
-    """In the page itself, so that they work wherever it is moved to."""
+    """Put a table's files into the page itself, so that they work wherever it is moved to."""
     stem = file_name(label.lower()).strip("_.")[:60] or "table"
     texts = (
         ("CSV", "csv", "text/csv", content.csv()),

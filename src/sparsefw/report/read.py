@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from sparsefw.kinds import kind_of
 from sparsefw.report.names import RETRAINED, named, own_name
 from sparsefw.report.records import (
     SIZES,
@@ -213,7 +214,7 @@ def _curve(content: dict[str, Any]) -> RunCurve:
         raise ValueError("a ratio is not between 0 and 1")
     calibration, allocation = content.get("calibration"), content.get("allocation")
     return RunCurve(
-        str(content["kind"]),
+        kind_of(content["kind"]).name,
         str(content["form"]),
         str(content.get("metric", METRICS[0])),
         str(content.get("split", "test")),

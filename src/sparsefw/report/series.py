@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sparsefw.kinds import in_order, kind_of
+from sparsefw.plotting.charts import Spread, spread_of
 from sparsefw.report.names import RETRAINED
 from sparsefw.report.records import SIZES, How, ReportError, Run, RunCurve, Size
 
-KINDS = {"filters": "filters", "rank": "singular values", "weights": "weights"}
 FORMS = {"removed": "removed", "masked": "set to zero"}
 SHOWN = {"accuracy": "accuracy", "mean_iou": "mean IoU"}
 MEASURED = (
@@ -21,17 +22,6 @@ MEASURED = (
 )  # words of a name that tell how a curve was measured, not how a network was trained
 NBSP = "\u00a0"  # a number stays with its unit when lines break
 KEPT = 1.0  # points: what loses no more than this against its own dense network counts as kept
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds. One that is nan makes the mean nan: a collapse is not averaged away."""
-
-    mean: float
-    low: float
-    high: float
-    deviation: float
-    count: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ class Comparison:
     @property
     def what(self) -> str:
         """What is removed: "filters", "singular values", ..."""
-        return KINDS.get(self.kind, self.kind)
+        return kind_of(self.kind).units
 
     @property
     def done(self) -> str:
@@ -105,12 +95,10 @@ class Comparison:
 
 
 def kinds_of(runs: Sequence[Run], split: str = "test") -> list[tuple[str, str]]:
-    """Every (kind, form) that some run has a curve of: the kinds of the paper first, removed before masked."""
+    """Every (kind, form) that some run has a curve of: in the order of kinds, removed before masked."""
     found = {(curve.kind, curve.form) for run in runs for curve in run.curves if curve.split == split}
-    order = [*KINDS]
-    return sorted(
-        found, key=lambda kf: (order.index(kf[0]) if kf[0] in order else len(order), kf[0], kf[1] != "removed", kf[1])
-    )
+    order = [kind.name for kind in in_order({kind_of(kind) for kind, _ in found})]
+    return sorted(found, key=lambda kf: (order.index(kf[0]), kf[1] != "removed", kf[1]))
 
 
 def compared(runs: Sequence[Run], kind: str, form: str, split: str = "test") -> Comparison:
@@ -220,16 +208,6 @@ def ranked(values: Mapping[str, float], measure: str, dense: Mapping[str, float]
     return ", ".join(texts) if len(texts) <= 4 else f"{texts[0]}, ..., {texts[-1]} ({len(texts)} methods)"
 
 
-def spread(values: Sequence[float]) -> Spread:
-    if any(map(math.isnan, values)):
-        return Spread(math.nan, math.nan, math.nan, math.nan, len(values))
-    count = len(values)
-    mean = math.fsum(values) / count
-    # Not statistics.stdev, which computes with fractions: ten times slower, and there are as many as epochs times runs.
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) if count > 1 else 0.0
-    return Spread(mean, min(values), max(values), deviation, count)
-
-
 def percent(value: float) -> str:
     return f"{value:.1f}{NBSP}%" if math.isfinite(value) else "no number (nan)"
 
@@ -247,11 +225,11 @@ def _series(method: str, group: Sequence[tuple[Run, RunCurve]]) -> Series:
         tuple(sorted({epochs for run, _ in group if (epochs := epochs_of(run))})),
         first[1].how,
         tuple(sorted({curve.how.calibration for curve in curves if curve.how.calibration is not None})),
-        spread([curve.dense for curve in curves]),
+        spread_of([curve.dense for curve in curves]),
         _mean([curve.size for curve in curves]),
         tuple(ratios),
-        tuple(spread([point.plain for point in points]) for points in at),
-        tuple(spread(values) if values else None for values in refits),
+        tuple(spread_of([point.plain for point in points]) for points in at),
+        tuple(spread_of(values) if values else None for values in refits),
         tuple(_mean([point.size for point in points]) for points in at),
     )
 

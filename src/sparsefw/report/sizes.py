@@ -6,8 +6,9 @@ import math
 import shlex
 from collections.abc import Iterable
 
+from sparsefw.kinds import kind_of
 from sparsefw.report.records import Run, Size
-from sparsefw.report.series import KINDS, Comparison, Series
+from sparsefw.report.series import Comparison, Series
 from sparsefw.report.tables import Table, cell_of, shown_ratio
 
 COLUMNS = {"parameters": "parameters", "macs": "MACs", "bytes": "bytes", "milliseconds": "ms"}
@@ -42,11 +43,15 @@ def sizes_rows(comparison: Comparison, runs: Iterable[Run]) -> dict[float, list[
 
 
 def compress_command(run: Run, series: Series, kind: str, ratio: float) -> str:
-    """What makes the physically smaller network; nothing for kinds that `sparsefw compress` does not know."""
-    if kind not in KINDS:
-        return ""
-    share = f"{ratio:.6g}"
-    words = ["sparsefw", "compress", str(run.folder), f"--{kind}", share]
+    """What makes the physically smaller network."""
+    ((option, amount),) = kind_of(kind).request(ratio).items()
+    words = [
+        "sparsefw",
+        "compress",
+        str(run.folder),
+        f"--{option}",
+        amount if isinstance(amount, str) else f"{amount:.6g}",
+    ]
     own = run.config.get("curve")
     usual = own.get("calibration") if isinstance(own, dict) else None
     how = series.how

@@ -8,9 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from sparsefw.durable import write_text
+from sparsefw.plotting.charts import Spread
 from sparsefw.report.records import Run
-from sparsefw.report.series import SHOWN, Comparison, Series, Spread, compared, epochs_of
+from sparsefw.report.series import SHOWN, Comparison, Series, compared, epochs_of
 
 # A cell such as 82.00 ±2.83 (n=2), 28,047 (9.1 %) or 97.48.
 CELL = re.compile(r"(?P<value>nan|-?[\d,]*\.?\d+)(?: ±(?P<std>[\d.]+))?(?: \(n=(?P<n>\d+)\)| \([\d.e-]+ %\))?")
@@ -96,6 +99,15 @@ class Table:
             cells = [_latex(cell) for cell in row]
             lines.append(_row(rf"\textbf{{{cell}}}" if (r, c) in self.strong else cell for c, cell in enumerate(cells)))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def save_table(table: Table, stem: Path) -> list[Path]:
+    """Write stem.csv, stem.tex and stem.md."""
+    texts = {".csv": table.csv(), ".tex": table.latex(), ".md": table.markdown() + "\n"}
+    files = [stem.with_name(stem.name + ending) for ending in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        write_text(file, text)
+    return files
 
 
 def ratio_table(runs: Sequence[Run], kind: str, form: str) -> Table:

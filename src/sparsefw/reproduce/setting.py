@@ -18,11 +18,10 @@ from typing import Any
 
 from sparsefw.durable import write_json, write_text
 from sparsefw.environment import environment
-from sparsefw.report.canvas import draw, save_figure
-from sparsefw.report.charts import Chart, HeatMap
-from sparsefw.report.export import save_table
-from sparsefw.report.panels import maps_figure
-from sparsefw.report.tables import Table
+from sparsefw.plotting.canvas import draw_chart, save_figure
+from sparsefw.plotting.charts import Chart, HeatMap
+from sparsefw.plotting.panels import draw_heat_maps
+from sparsefw.report.tables import Table, save_table
 from sparsefw.sweep.run import stop_asked, threads
 from sparsefw.words import Interrupted
 
@@ -35,7 +34,6 @@ class Setting:
     """
     quick      on handwritten digits, in minutes, in place of what the paper trains
     seeds      None: as many as usual
-    measure    training images per second: (recipe's stem, data, seconds, changes, rows) -> what `sparsefw bench train` prints
     """
 
     folder: Path
@@ -46,7 +44,6 @@ class Setting:
     changes: tuple[str, ...]
     storage: str | None
     say: Callable[[str], None]
-    measure: Callable[..., Mapping[str, Any]]
 
     def count(self, usual: int) -> int:
         return usual if self.seeds is None else self.seeds
@@ -77,7 +74,7 @@ class Findings:
             files += save_table(table, folder / (name if number == 0 else f"{name}-{number + 1}"))
             parts += [f"## {what}", table.markdown()]
         for what, chart in self.charts.items():
-            figure = draw(chart) if isinstance(chart, Chart) else maps_figure(chart)
+            figure = draw_chart(chart) if isinstance(chart, Chart) else draw_heat_maps(chart)
             files += save_figure(figure, folder / f"{name}-{what}")
             parts.append(f"![{what}]({name}-{what}.png)")
         parts += ["## What is not as in the paper", "\n".join(f"- {sentence}" for sentence in self.deviations)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsefw.bench import measure_training_speed
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.paper import paper
 from sparsefw.reproduce.setting import QUICK_STEM, Experiment, Findings, Setting
@@ -41,7 +42,7 @@ class Throughput(Experiment):
         tables, record = {}, {}
         for key, stem in self.stems(setting).items():
             seconds = QUICK_SECONDS if setting.quick else SECONDS
-            record[stem] = setting.measure(stem, setting.data, seconds, setting.changes, list(ROWS))
+            record[stem] = measure_training_speed(stem, setting.data, seconds, setting.changes, list(ROWS))
             rows = []
             for name, one in record[stem]["rows"].items():
                 theirs, base = paper().throughput[ROWS[name]][key], paper().throughput["SGD"][key]

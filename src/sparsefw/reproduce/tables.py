@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsefw.report.charts import Axis, Chart, Line
-from sparsefw.report.looks import looks
-from sparsefw.report.series import SHOWN, Spread, spread
+from sparsefw.bench import STEADY, measure_training_speed
+from sparsefw.kinds import kind_of
+from sparsefw.plotting.charts import Axis, Chart, Line, Spread, spread_of
+from sparsefw.plotting.palette import looks_of
+from sparsefw.report.series import SHOWN
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.paper import SEEDS, PaperTable, deviations, paper
 from sparsefw.reproduce.setting import QUICK_STEM, Experiment, Findings, Setting
@@ -23,8 +25,6 @@ from sparsefw.typed import parse
 from sparsefw.words import counted
 
 SECONDS, QUICK_SECONDS = 5.0, 0.5  # that a rate is measured for
-STEADY = 0.1
-KINDS = {"filters": "filters", "rank": "singular values", "weights": "weights"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ class TableExperiment(Swept):
     def findings(self, setting: Setting, plan: SweepPlan, found: Mapping[str, Any], failed: Sequence[str]) -> Findings:
         measured = self._measured(setting, plan, found) if self.rates else None
         rates = None if measured is None else measured[0]
-        what = f"{metric_of(found)} in % with {KINDS[plan.grid.kind]} removed, never retrained, beside the paper"
+        what = (
+            f"{metric_of(found)} in % with {kind_of(plan.grid.kind).units} removed, never retrained, beside the paper"
+        )
         title = f"{self.title(setting)}: {what}"
         told = self.deviations(plan)
         if measured is not None:
@@ -112,7 +114,7 @@ class TableExperiment(Swept):
         stem = QUICK_STEM if setting.quick else plan.grid.recipe
         rows = {row: bench_row(row, found["rows"][row].get("settings") or {}) for row in plan.rows}
         seconds = QUICK_SECONDS if setting.quick else SECONDS
-        measured = setting.measure(stem, setting.data, seconds, setting.changes, sorted(set(rows.values())))
+        measured = measure_training_speed(stem, setting.data, seconds, setting.changes, sorted(set(rows.values())))
         return {row: measured["rows"][key]["images_per_second"] for row, key in rows.items()}, measured
 
 
@@ -167,18 +169,19 @@ def _difference(ours: float | None, theirs: float) -> str:
 def ratio_axis(at: Sequence[float], kind: str) -> Axis:
     close = max(at) > 0.9
     ratios = tuple(100 * ratio for ratio in at)
-    return Axis("ratio", f"{KINDS[kind]} set to zero", "kept" if close else "linear", "%", ratios)
+    return Axis("ratio", f"{kind_of(kind).units} set to zero", "kept" if close else "linear", "%", ratios)
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]], key: str) -> list[Spread]:
     """At every ratio, from the worst to the best seed."""
     columns = zip(*(run[key] for run in runs), strict=True)
-    return [spread([math.nan if value is None else value for value in column]) for column in columns]
+    return [spread_of([math.nan if value is None else value for value in column]) for column in columns]
 
 
 def comparison_chart(found: Mapping[str, Any], table: PaperTable | None, title: str) -> Chart:
     """Ours solid, with bands over seeds; the paper's dashed."""
-    style, lines = looks(found["rows"]), []
+    style = looks_of(found["rows"])
+    lines = []
     at = [100 * ratio for ratio in found["at"]]
     for row, one in found["rows"].items():
         if one.get("test"):

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsefw.report.charts import Axis, Chart, HeatMap, Line
-from sparsefw.report.looks import looks
-from sparsefw.report.series import Spread, spread
+from sparsefw.plotting.charts import Axis, Chart, HeatMap, Line, Spread, spread_of
+from sparsefw.plotting.palette import looks_of
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.paper import deviations, paper
 from sparsefw.reproduce.setting import QUICK_STEM, Command, Experiment, Findings, Setting, run_commands
@@ -230,7 +229,8 @@ class Observed(Trainings):
 
     def chart(self, title: str, series: Mapping[str, Sequence[Spread]]) -> Chart:
         percent = self.quantity == "distance"
-        style, lines = looks(series), []
+        style = looks_of(series)
+        lines = []
         for label, values in series.items():
             scaled = [_times(100.0, one) if percent else one for one in values]
             x = {"epoch": [float(number) for number in range(1, len(values) + 1)]}
@@ -242,7 +242,7 @@ class Observed(Trainings):
 
 def _over_epochs(group: Sequence[Command], quantity: str) -> list[Spread]:
     rows = [read_metrics(command.makes.parent / "metrics.jsonl") for command in group if command.makes.exists()]
-    return [spread([row["observed"][quantity] for row in epoch]) for epoch in zip(*rows, strict=False)]
+    return [spread_of([row["observed"][quantity] for row in epoch]) for epoch in zip(*rows, strict=False)]
 
 
 def _times(factor: float, one: Spread) -> Spread:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsefw.report.charts import Chart, HeatMap, Line
-from sparsefw.report.looks import looks
-from sparsefw.report.series import spread
+from sparsefw.plotting.charts import Chart, HeatMap, Line, spread_of
+from sparsefw.plotting.palette import looks_of
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.setting import Findings, Setting
 from sparsefw.reproduce.tables import Swept, comparison_chart, metric_of, ratio_axis
@@ -96,11 +95,12 @@ class Rescaling(Swept):
         best = {
             row: best_at_every_ratio(one["tried"], found["at"]) for row, one in found["rows"].items() if one["tried"]
         }
-        style, x = looks(best), {"ratio": [100 * ratio for ratio in found["at"]]}
+        style = looks_of(best)
+        x = {"ratio": [100 * ratio for ratio in found["at"]]}
         lines = []
         for row, (pruned, dense) in best.items():
-            lines.append(Line(f"{row}, pruned", row, "pruned", style[row], True, x, [spread([v]) for v in pruned]))
-            lines.append(Line(f"{row}, dense", row, "dense", style[row], False, x, [spread([v]) for v in dense]))
+            lines.append(Line(f"{row}, pruned", row, "pruned", style[row], True, x, [spread_of([v]) for v in pruned]))
+            lines.append(Line(f"{row}, dense", row, "dense", style[row], False, x, [spread_of([v]) for v in dense]))
         subtitle = "Of each rule and at every ratio the best configuration: pruned solid, before pruning dashed."
         axis, label = ratio_axis(found["at"], "weights"), f"validation {metric_of(found)}"
         chart = Chart(tuple(lines), (axis,), label, title=self.title(setting), subtitle=subtitle)

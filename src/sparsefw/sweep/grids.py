@@ -16,13 +16,13 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import load_recipe, merged, read_yaml, recipe_names
-from sparsefw.typed import ConfigError, Section, flat, nested, parse
+from sparsefw.typed import ConfigError, KindName, Section, flat, nested, parse
 from sparsefw.words import did_you_mean
 
 SHIPPED = resources.files("sparsefw") / "grids"
@@ -70,7 +70,7 @@ class Grid(Section):
     name: str
     about: str = ""
     recipe: str
-    kind: Literal["filters", "rank", "weights"]
+    kind: KindName
     at: tuple[float, ...]
     train: dict[str, Any] = Field(default_factory=dict)
     methods: dict[str, Entry] = Field(min_length=1)

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from sparsefw.data.opening import DataConfig
+from sparsefw.kinds import Kind, kind_of
 from sparsefw.methods import Method, method_from
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import Section
+from sparsefw.typed import KindName, Section
 
 
 class WeightsConfig(Section):
@@ -93,7 +94,7 @@ class EngineConfig(Section):
 class CurveConfig(Section):
     """What `sparsefw curve` looks at unless told otherwise: the kind (None: what the method prepares for), and the ratios."""
 
-    kind: Literal["filters", "rank", "weights"] | None = None
+    kind: KindName | None = None
     at: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     calibration: int = Field(default=4096, ge=2)
 
@@ -148,9 +149,15 @@ class RunConfig(Section):
         return "AdamW" if plain else self.method.label
 
     @property
-    def curve_kind(self) -> str:
+    def curve_kind(self) -> Kind:
         """What is removed after training, unless said otherwise: what the method prepares for."""
-        return self.curve.kind or self.method.prepares
+        return self.method.prepares if self.curve.kind is None else kind_of(self.curve.kind)
+
+    def ratios(self, kind: Kind) -> tuple[float, ...]:
+        """How much of it `sparsefw curve` removes, unless said otherwise."""
+        if kind.only_ratio is not None:
+            return (kind.only_ratio,)
+        return self.curve.at if kind == self.curve_kind else CurveConfig().at
 
     @model_validator(mode="after")
     def _long_enough(self) -> Self:

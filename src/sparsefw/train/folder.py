@@ -30,7 +30,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from sparsefw.compression.files import ArtifactError, read_json, read_tensors
+from sparsefw.compression.artifact.files import ArtifactError, read_json, read_tensors
 from sparsefw.durable import is_leftover, replaced_file, sweep, write_json, write_text
 from sparsefw.environment import environment
 from sparsefw.models import MODELS, build

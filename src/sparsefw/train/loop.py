@@ -19,8 +19,8 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from sparsefw.compression import compress, recalibrate
-from sparsefw.compression.batchnorm import has_batch_norm
-from sparsefw.compression.frontier import distance
+from sparsefw.compression.curves import distance
+from sparsefw.compression.recovery.batchnorm import has_batch_norm
 from sparsefw.data.batches import Part, generator
 from sparsefw.data.opening import Data
 from sparsefw.methods import Batch
@@ -201,8 +201,8 @@ def observations(training: Training) -> dict[str, float]:
     if (ratio := t.config.observe.distance) is not None:
         kind = t.config.curve_kind
         example = torch.zeros((2, *t.data.shape), device=t.engine.device)
-        how: dict[str, Any] = {kind: ratio, "form": "masked" if kind == "filters" else "removed"}
-        small = compress(t.model, example=example, progress=False, **how)
+        form = "masked" if kind.of_channels else "removed"
+        small = compress(t.model, example=example, progress=False, form=form, **kind.request(ratio))
         found["distance"] = distance(t.model, small.model)
     return found
 

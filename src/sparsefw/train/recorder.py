@@ -29,7 +29,7 @@ def aim_of(training: Training) -> Aim:
     most = t.data.train.largest_class
     chance = 100 * max(most or 0.0, 1 / t.task.classes) if t.task.metric == "accuracy" else None
     dials = set(type(method).model_fields)
-    if ":" in str(getattr(method, "kind", "")):  # N:M says itself how many may grow
+    if not method.prepares.takes_k:
         dials.discard("k")
     images = t.steps_per_epoch * t.config.data.batch_size
     lr, planned = t.config.train.lr, planned_renewals(t.optimizer)

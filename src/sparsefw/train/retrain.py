@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.weights import global_masks
+from sparsefw.compression.structure.masks import global_masks
 from sparsefw.durable import replaced_file, write_json
+from sparsefw.kinds import WEIGHTS
 from sparsefw.methods import Masked
 from sparsefw.methods.layers import layers_of
 from sparsefw.train.config import TrainConfig, WeightsConfig
@@ -169,7 +170,7 @@ def _masked_weights(source: RunFolder, file: Path, removed: float) -> Path:
 
 def _prunable(model: nn.Module) -> dict[str, Tensor]:
     """The weights that masks hold: those of convolutions and linear layers."""
-    wanted = {p for layers in layers_of(model, "weights") for p in layers.parameters}
+    wanted = {p for layers in layers_of(model, WEIGHTS) for p in layers.parameters}
     return {name: p for name, p in model.named_parameters() if p in wanted}
 
 

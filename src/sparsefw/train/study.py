@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparsefw.compression import Curve, compress, curve
-from sparsefw.compression.api import Compressed
+from sparsefw.compression.compressing import Compressed
 from sparsefw.data.opening import Data, open_data
 from sparsefw.durable import write_json
+from sparsefw.kinds import Kind, kind_of
 from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
@@ -75,20 +76,19 @@ class Study:
 
     def curve(
         self,
-        kind: str | None = None,
+        kind: Kind | str | None = None,
         at: Sequence[float] | None = None,
         form: str = "removed",
         split: str = "test",
         **how: Any,
     ) -> Curve:
         """Accuracy against ratio; written to the run folder's curves/."""
-        kind = self.config.curve_kind if kind is None else kind
+        kind = self.config.curve_kind if kind is None else kind_of(kind)
         images = how.pop("calibration", None) or self.config.curve.calibration
-        own = self.config.curve.at if kind == self.config.curve_kind else type(self.config.curve)().at
         found = curve(
             self.model,
             kind,
-            list(own if at is None else at),
+            list(self.config.ratios(kind) if at is None else at),
             form=form,
             calibration=self.calibration(images),
             evaluate=self.metric(split),
@@ -99,7 +99,7 @@ class Study:
         where = (
             "curves" if split == "test" else f"curves-{split}"
         )  # what was chosen by is never mixed with what is reported
-        write_json(self.folder.path / where / f"{kind}-{form}.json", record)
+        write_json(self.folder.path / where / f"{kind.name}-{form}.json", record)
         return found
 
     def compress(self, calibration: int | None = None, **how: Any) -> Compressed:

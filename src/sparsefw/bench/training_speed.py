@@ -1,0 +1,77 @@
+"""Measures how fast methods train, as shares of SGD's speed in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsefw.bench.rows import ROWS, image_shape, row_config
+from sparsefw.bench.step_times import StepTimes, time_training
+from sparsefw.environment import environment
+from sparsefw.train.config import RunConfig
+from sparsefw.train.recipes import recipe_names
+from sparsefw.typed import ConfigError
+
+STEADY = 0.1  # how much SGD's speed may change during a measurement before it is said to be worth little
+
+
+def measure_training_speed(
+    stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str]
+) -> dict[str, Any]:
+    """Measure images per second and memory of methods, as shares of SGD's."""
+    if f"{stem}-sgd" not in recipe_names():
+        raise ConfigError(
+            f"bench {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
+        )
+    configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
+    found: dict[str, list[StepTimes]] = {key: [] for key in rows}
+    for key in [*rows, "sgd"]:  # twice: a machine that slows down or speeds up meanwhile is noticed
+        times = time_training(configs[key], data, seconds)
+        found[key].append(times)
+        median = 1e3 * statistics.median(times.seconds)
+        print(f"{stem}, {ROWS[key].label}: {median:.2f} ms/step", file=sys.stderr, flush=True)
+    table = {key: _table_row(key, configs[key], found[key]) for key in rows}
+    for row in table.values():
+        row["share"] = row["images_per_second"] / table["sgd"]["images_per_second"]
+        row["memory_share"] = row["peak_bytes"] / table["sgd"]["peak_bytes"] if row["peak_bytes"] else None
+    first, last = (statistics.median(times.seconds) for times in found["sgd"])
+    return {
+        "recipe": stem,
+        **_about_images(configs["sgd"]),
+        "engine": table["sgd"]["engine"],
+        "drift": last / first - 1,
+        "rows": table,
+        **environment(),
+    }
+
+
+def _about_images(config: RunConfig) -> dict[str, Any]:
+    batch = config.data.batch_size
+    shape = image_shape(config)
+    made_up = config.data.name == "noise"
+    origin = "made up in memory: no file is read or decoded" if made_up else "those of the data set"
+    return {
+        "batch_size": batch,
+        "shape": shape,
+        "made_up": made_up,
+        "images": f"batches of {batch} images of {' x '.join(map(str, shape))}, {origin}",
+    }
+
+
+def _table_row(key: str, config: RunConfig, found: Sequence[StepTimes]) -> dict[str, Any]:
+    seconds = [second for times in found for second in times.seconds]
+    median = statistics.median(seconds)
+    return {
+        "label": ROWS[key].label,
+        "looks": config.method.looks,
+        "method": config.method.model_dump(),
+        "engine": found[0].engine,
+        "images_per_second": config.data.batch_size / median,
+        "milliseconds": 1e3 * median,
+        "spread": [min(seconds) / median, max(seconds) / median],
+        "stretches": len(seconds),
+        "peak_bytes": max(times.peak_bytes for times in found),
+    }

@@ -1,0 +1,186 @@
+"""Export: ONNX and torch.export programs with a dynamic batch, checked against the model itself."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.removal import relative_gap
+from sparsefw.words import first_line
+
+
+class ExportError(RuntimeError):
+    """The model cannot be exported, or the exported one computes something else."""
+
+
+def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> float:
+    """Write an ONNX file whose batch size is free; returns the relative gap between onnxruntime and the model."""
+    target = Path(path)
+    with _beside(target, model) as folder:
+        aside = folder / target.name
+        program = _onnx_program(model, example)
+        program.save(str(aside), external_data=False)
+        gap = _onnx_gap(model, aside, example)
+        if not gap <= tolerance:
+            raise ExportError(
+                f"onnxruntime differs from the model by {gap:.2g} of its outputs, more than {tolerance:g}"
+            )
+        os.replace(aside, target)
+    return gap
+
+
+def export_program(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
+    """Write a torch.export program (.pt2) whose batch size is free."""
+    target = Path(path)
+    with _beside(target, model) as folder, evaluating(model), _quiet():
+        aside = folder / target.name
+        torch.export.save(_exported(model, example), str(aside))
+        os.replace(aside, target)
+
+
+@contextlib.contextmanager
+def _beside(target: Path, model: nn.Module) -> Iterator[Path]:
+    """A temporary folder in which the file is written before it takes its place."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"a torch.nn.Module is exported, not a {type(model).__name__}; of what compress returns, its .model"
+        )
+    try:
+        folder = tempfile.TemporaryDirectory(dir=target.parent)
+    except OSError as error:
+        raise ExportError(f"cannot write {target}: {error.strerror}") from None
+    with folder as name:
+        yield Path(name)
+
+
+def onnx_session(model: nn.Module, inputs: Any) -> Callable[[], Any]:
+    """A function that runs the model once in onnxruntime on these inputs, with as many threads as torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        _onnx_program(model, inputs).save(str(path), external_data=False)
+        session = _session(path)
+    feed = _feed(session, inputs)
+    return lambda: session.run(None, feed)
+
+
+def _onnx_program(model: nn.Module, example: Any) -> Any:
+    _needs("onnx", "onnxscript")
+    with evaluating(model), _quiet():
+        try:
+            args, kwargs = _arguments(_on_cpu(_two(example)))
+            program = torch.onnx.export(
+                _cpu(model),
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                dynamic_shapes=_free_batch(args, kwargs, "batch"),
+                verbose=False,
+                optimize=True,
+            )
+        except Exception as error:
+            raise ExportError(
+                f"the model cannot be exported to ONNX: {type(error).__name__}: {first_line(error)}"
+            ) from error
+    assert program is not None
+    return program
+
+
+def _exported(model: nn.Module, example: Any) -> Any:
+    try:
+        args, kwargs = _arguments(_two(example))
+        return torch.export.export(model, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
+    except Exception as error:
+        raise ExportError(f"the model cannot be exported: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
+    """The largest relative difference, on the example and on a batch of another size."""
+    session, model = _session(path), _cpu(model)
+    worst = 0.0
+    for inputs in (
+        _on_cpu(example),
+        _on_cpu(tree_map(lambda t: torch.cat([t, t, t]) if isinstance(t, Tensor) else t, example)),
+    ):
+        with evaluating(model):
+            expected = call(model, inputs)
+        got = [torch.from_numpy(array) for array in session.run(None, _feed(session, inputs))]
+        worst = max(worst, relative_gap(expected, got, whole_numbers=True))
+    return worst
+
+
+def _session(path: Path) -> Any:
+    _needs("onnxruntime")
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Its idle threads spin by default and would slow whatever is timed next: another session, or torch.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _feed(session: Any, inputs: Any) -> dict[str, Any]:
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+    return {node.name: t.detach().cpu().numpy() for node, t in zip(session.get_inputs(), tensors, strict=True)}
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Any = torch.export.Dim.DYNAMIC) -> Any:
+    free = lambda t: {0: axis} if isinstance(t, Tensor) and t.ndim else None  # noqa: E731
+    return tree_map(free, kwargs) if kwargs else tuple(tree_map(free, args))
+
+
+def _two(example: Any) -> Any:
+    """An example of batch size 1 would be traced as one that can only be 1."""
+    return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim and len(t) == 1 else t, example)
+
+
+def _on_cpu(example: Any) -> Any:
+    return tree_map(lambda t: t.detach().cpu() if isinstance(t, Tensor) else t, example)
+
+
+def _cpu(model: nn.Module) -> nn.Module:
+    return (
+        model
+        if all(t.device.type == "cpu" for t in (*model.parameters(), *model.buffers()))
+        else copy.deepcopy(model).cpu()
+    )
+
+
+def _needs(*packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ExportError(f"{' and '.join(missing)} missing: pip install 'sparsefw[export]'")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters print and warn about their own internals."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,61 @@
+"""For networks without BatchNorm: the mean and variance of every layer's outputs are brought back to the dense network's.
+
+    y'_j = (y_j - mean_j) * scale_j + dense mean_j,   scale_j = dense deviation_j / deviation_j, within [1/2, 2]
+
+written into the weight and bias of the layer, in forward order. Without a bias only the scale is corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from sparsefw.compression.progress import Progress
+from sparsefw.compression.recovery.batchnorm import Moments
+from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks
+from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.refit import until
+from sparsefw.compression.structure.layers import as_matrices, bias_of, channel_axis, evaluating, set_weight
+
+LARGEST = 2.0  # a channel whose deviation fell further carries mostly noise, which a larger scale would only amplify
+
+
+def match_moments(
+    dense: nn.Module, cut: Cut, order: Sequence[str], calibration: Calibration, progress: Progress | None = None
+) -> None:
+    """Correct all layers of a compressed model, in place."""
+    for done, name in enumerate(order):
+        if progress is not None:
+            progress(done, len(order), name)
+        layer, current = dense.get_submodule(name), cut.model.get_submodule(name)
+        last = current[-1] if isinstance(current, nn.Sequential) else current
+        wanted, got = Moments(), Moments()
+        with evaluating(dense), evaluating(cut.model):
+            for inputs in calibration:
+                y = until(dense, layer, inputs, output=True)
+                axis = channel_axis(layer, y)
+                rows = cut.rows.get(name)
+                wanted.add(y if rows is None else y.index_select(axis, torch.as_tensor(rows, device=y.device)), axis)
+                got.add(until(cut.model, current, inputs, output=True), axis)
+        add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
+        if not all(bool(m.sums.isfinite().all()) for m in (wanted, got) if m.sums is not None):
+            raise NotFiniteError(
+                f"{name}: calibration gives activations that are not finite, or too large to be squared"
+            )
+        _correct(last, wanted, got)
+    if progress is not None:
+        progress(len(order), len(order), "")
+
+
+def _correct(layer: nn.Module, wanted: Moments, got: Moments) -> None:
+    silent = got.variance <= 1e-12 * wanted.variance
+    scale = (wanted.variance / torch.where(silent, 1, got.variance)).sqrt().clamp(1 / LARGEST, LARGEST)
+    scale = torch.where(silent, torch.ones_like(scale), scale)
+    weight = as_matrices(layer).detach().double()
+    set_weight(layer, weight * scale.view(weight.shape[0], weight.shape[1], 1))
+    bias = bias_of(layer)
+    if bias is not None:
+        with torch.no_grad():
+            bias.copy_((bias.double() - got.mean) * scale + wanted.mean)

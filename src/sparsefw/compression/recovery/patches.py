@@ -1,0 +1,73 @@
+"""Samples of one layer: what it sees and what it should compute, as columns, a few images at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparsefw.compression.structure.layers import AnyConv, channel_axis, groups_of
+from sparsefw.layer_types import CONVOLUTIONS
+
+POSITIONS = 128  # per image and layer: of a larger feature map a random choice, the same for all images of a batch
+PATCH_BYTES = 256 * 2**20
+
+
+def choose_positions(layer: nn.Module, output: Tensor, generator: torch.Generator) -> Tensor:
+    """Which positions of a convolution's output map are used; of a linear layer none are chosen."""
+    if not isinstance(layer, AnyConv):
+        return torch.empty(0, dtype=torch.long)
+    total = math.prod(output.shape[-len(layer.kernel_size) :])
+    if total <= POSITIONS:
+        return torch.arange(total, device=output.device)
+    return torch.randperm(total, generator=generator)[:POSITIONS].sort().values.to(output.device)
+
+
+def samples(
+    layer: nn.Module, x: Tensor, y: Tensor, rows: list[int] | None, positions: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs x (g, inputs * taps, samples), y (g, outputs, samples) of a layer's input x and the wanted output y, cut to rows."""
+    axis = channel_axis(layer, y)
+    if rows is not None:
+        y = y.index_select(axis, torch.as_tensor(rows, device=y.device))
+    if isinstance(layer, nn.Linear):
+        yield tuple(_precise(t.reshape(-1, t.shape[-1]).T.unsqueeze(0)) for t in (x, y))  # type: ignore[misc]
+        return
+    assert isinstance(layer, CONVOLUTIONS)
+    if axis == 0:  # without a batch axis
+        x, y = x.unsqueeze(0), y.unsqueeze(0)
+    bytes_each = 8 if x.dtype == torch.float64 else 4
+    groups, per_image = groups_of(layer), bytes_each * x.shape[1] * math.prod(layer.kernel_size) * len(positions)
+    for some_x, some_y in zip(*(t.split(max(1, PATCH_BYTES // per_image)) for t in (x, y)), strict=True):
+        columns = patches(layer, _precise(some_x), positions, some_y.shape[2:])
+        values = _precise(some_y).flatten(2)[:, :, positions]
+        yield (
+            columns.permute(1, 2, 0, 3).reshape(groups, -1, columns.shape[0] * len(positions)),
+            values.permute(1, 0, 2).reshape(groups, values.shape[1] // groups, -1),
+        )
+
+
+def _precise(t: Tensor) -> Tensor:
+    """In at least float32."""
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]) -> Tensor:
+    """What a convolution sees at the given positions of its output map: (images, channels, taps, positions)."""
+    assert isinstance(layer, CONVOLUTIONS)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    linear = torch.zeros(1, 1, dtype=torch.long, device=x.device)
+    rest, step = positions, 1
+    for axis in reversed(range(len(output_size))):
+        at = (rest % output_size[axis]) * layer.stride[axis]
+        rest = rest // output_size[axis]
+        taps = torch.arange(layer.kernel_size[axis], device=x.device) * layer.dilation[axis]
+        index = (taps.unsqueeze(1) + at.unsqueeze(0)) * step  # (taps of this axis, positions)
+        linear = (index.unsqueeze(1) + linear.unsqueeze(0)).flatten(0, 1)
+        step *= padded.shape[2 + axis]
+    return padded.flatten(2)[:, :, linear.flatten()].unflatten(2, linear.shape)

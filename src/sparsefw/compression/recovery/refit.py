@@ -1,0 +1,276 @@
+"""Refit: what is kept is fitted, layer by layer and in closed form, to what the dense network computes. No labels, no gradient.
+
+Layers are visited in forward order. For layer l with dense weight W0 let X be its inputs in the compressed network, whose earlier
+layers are refitted already, and Y its outputs in the dense network, both centred where an offset can be absorbed. Then
+
+    W = argmin ||Y - W X||^2 + r ||W - W0||^2 = (Y X^T + r W0) (X X^T + r I)^-1
+
+with the ridge r chosen on held-out batches. Filters keep rows of W; low rank t takes U U^T W with U the leading eigenvectors of
+W (X X^T + r I) W^T, the best product of that rank for the same objective; sparse weights solve it on their support.
+
+Memory: the sums X X^T and Y X^T per layer in float64, and patches of at most PATCH_BYTES at a time; never all activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.progress import Progress
+from sparsefw.compression.recovery.batchnorm import batch_statistics
+from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks, rank_of, run
+from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.patches import choose_positions, samples
+from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
+DEFAULT_RIDGE = 1e-3  # where there are too few batches to hold some out
+HELD_OUT = 4  # every 4th batch
+
+
+class Sums:
+    """Sums of products over all samples seen, in float64, of data shifted by the first batch's means (against cancellation)."""
+
+    def __init__(self, shift_x: Tensor, shift_y: Tensor) -> None:
+        groups, f = shift_x.shape
+        n = shift_y.shape[1]
+        self.shift_x, self.shift_y = shift_x, shift_y  # both in float64, which the sums inherit
+        self.xx, self.yx = shift_x.new_zeros(groups, f, f), shift_x.new_zeros(groups, n, f)
+        self.x, self.y = shift_x.new_zeros(groups, f), shift_x.new_zeros(groups, n)
+        self.yy, self.count = shift_x.new_zeros(groups, n), shift_x.new_zeros(())
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """x (g, f, samples), y (g, n, samples)."""
+        x, y = x - self.shift_x.unsqueeze(-1), y - self.shift_y.unsqueeze(-1)  # float64 from here on
+        self.xx += x @ x.mT
+        self.yx += y @ x.mT
+        self.x += x.sum(-1)
+        self.y += y.sum(-1)
+        self.yy += y.square().sum(-1)
+        self.count += x.shape[-1]
+
+    def is_finite(self) -> bool:
+        return all(bool(t.isfinite().all()) for t in (self.xx, self.yx, self.yy))
+
+    @property
+    def shifts(self) -> tuple[Tensor, Tensor]:
+        return self.shift_x, self.shift_y
+
+    def __add__(self, other: Sums) -> Sums:
+        total = Sums(*self.shifts)
+        for name in ("xx", "yx", "x", "y", "yy", "count"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        return total
+
+    def share(self) -> None:
+        add_over_ranks([self.xx, self.yx, self.x, self.y, self.yy, self.count])
+
+    def covariances(self, centred: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """X X^T, Y X^T and the diagonal of Y Y^T, per sample; about the means, or about 0."""
+        x, y = self.x / self.count, self.y / self.count
+        xx, yx, yy = self.xx / self.count, self.yx / self.count, self.yy / self.count
+        xx, yx, yy = xx - _outer(x, x), yx - _outer(y, x), yy - y.square()
+        if not centred:
+            mean_x, mean_y = self.means()
+            xx, yx, yy = xx + _outer(mean_x, mean_x), yx + _outer(mean_y, mean_x), yy + mean_y.square()
+        return xx, yx, yy
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        return self.x / self.count + self.shift_x, self.y / self.count + self.shift_y
+
+
+def refit(
+    dense: nn.Module,
+    cuts: Sequence[Cut],
+    order: Sequence[str],
+    calibration: Calibration,
+    absorbs_offset: Callable[[str], bool],
+    progress: Progress | None = None,
+) -> None:
+    """Refit all cuts, in place, to one dense model. Its forward passes are shared between them."""
+    broken: set[int] = set()
+    for done, name in enumerate(order):
+        if progress is not None:
+            progress(done, len(order), name)
+        collected = _collect(dense, cuts, name, calibration, done)
+        for cut, (fitting, held) in zip(cuts, collected, strict=True):
+            layer = dense.get_submodule(name)
+            current = cut.model.get_submodule(name)
+            if not fitting.is_finite() or (held is not None and not held.is_finite()):
+                broken.add(id(cut))  # removing that much breaks this one; the others go on
+                if len(broken) == len(cuts):
+                    raise NotFiniteError(
+                        f"{name}: calibration gives activations that are not finite, or too large to be squared"
+                    )
+                continue
+            centred = absorbs_offset(name)
+            weight = cut.write(name, _solve(_start(layer, current), fitting, held, centred))
+            last = current[-1] if isinstance(current, nn.Sequential) else current
+            bias = bias_of(last)
+            if centred and bias is not None:
+                total = fitting if held is None else fitting + held
+                mean_x, mean_y = total.means()
+                offset = mean_y - (weight.double() @ mean_x.unsqueeze(-1)).squeeze(-1)
+                with torch.no_grad():
+                    bias.copy_(offset.flatten())
+    if progress is not None:
+        progress(len(order), len(order), "")
+
+
+def _start(layer: nn.Module, current: nn.Module) -> Tensor:
+    """W0: the weight before compression, cut to the inputs and outputs that are left."""
+    same = isinstance(current, nn.Sequential) or weight_of(layer).shape == weight_of(current).shape
+    return as_matrices(layer if same else current).detach().double()
+
+
+def _solve(start: Tensor, fitting: Sums, held: Sums | None, centred: bool) -> Solution:
+    if held is None:
+        return _system(start, fitting, DEFAULT_RIDGE, centred)
+    return _system(start, fitting + held, _best_ridge(start, fitting, held, centred), centred)
+
+
+def _best_ridge(start: Tensor, fitting: Sums, held: Sums, centred: bool) -> float:
+    """The smallest ridge that is best on held-out samples. Where all fit exactly, as in the first layer, not rounding decides."""
+    errors = [_error(_system(start, fitting, ridge, centred), held, centred) for ridge in RIDGES]
+    slack = 1e-9 * float(held.covariances(centred)[2].sum())
+    return next(ridge for ridge, error in zip(RIDGES, errors, strict=True) if error <= min(errors) + slack)
+
+
+def _system(start: Tensor, sums: Sums, ridge: float, centred: bool) -> Solution:
+    xx, yx, _ = sums.covariances(centred)
+    mean_square = xx.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30)
+    r = (ridge * mean_square).view(-1, 1, 1)
+    gram = xx + r * torch.eye(xx.shape[-1], dtype=xx.dtype, device=xx.device)
+    moments = yx + r * start
+    return Solution(_solve_right(moments, gram), gram, moments)
+
+
+def _solve_right(moments: Tensor, gram: Tensor) -> Tensor:
+    """moments @ gram^-1 for a positive definite gram."""
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed.any()):  # rounding made it indefinite: inputs that repeat each other exactly
+        return moments @ torch.linalg.pinv(gram, hermitian=True)
+    return torch.cholesky_solve(moments.mT, factor).mT
+
+
+def _error(solution: Solution, held: Sums, centred: bool) -> float:
+    """||Y - W X||^2 on held-out samples, from their sums."""
+    xx, yx, yy = held.covariances(centred)
+    w = solution.weight
+    return float(yy.sum() - 2 * (w * yx).sum() + ((w @ xx) * w).sum())
+
+
+class _ReachedError(Exception):
+    """The forward pass has come as far as is needed."""
+
+
+def _collect(
+    dense: nn.Module, cuts: Sequence[Cut], name: str, calibration: Calibration, seed: int
+) -> list[tuple[Sums, Sums | None]]:
+    """For each cut, the sums over the calibration batches of one layer's inputs and dense outputs: fitted and held out."""
+    layer = dense.get_submodule(name)
+    sums: list[list[Sums | None]] = [[None, None] for _ in cuts]
+    rank, ranks = rank_of()
+    # Both networks normalise by the batch: where nothing was removed, they see the same and nothing changes.
+    with evaluating(dense), batch_statistics(dense):
+        for number, inputs in enumerate(calibration):
+            number = number * ranks + rank  # batches dealt to several processes are chosen from as in a single one
+            output = until(dense, layer, inputs, output=True)
+            positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
+            which = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
+            for i, cut in enumerate(cuts):
+                with evaluating(cut.model), batch_statistics(cut.model):
+                    seen = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
+                current = cut.model.get_submodule(name)
+                first_layer = current[0] if isinstance(current, nn.Sequential) else current
+                for x, y in samples(first_layer, seen, output, cut.rows.get(name), positions):
+                    if sums[i][which] is None:
+                        first = next((own for own in sums[i] if own is not None), None)  # both about one shift
+                        shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
+                        sums[i][which] = Sums(*shifts)
+                    sums[i][which].add(x, y)  # type: ignore[union-attr]
+    if ranks > 1:
+        for pair in sums:
+            _share(pair)
+    return [(fitting, held) for fitting, held in sums]  # type: ignore[misc]
+
+
+def _share(pair: list[Sums | None]) -> None:
+    """The sums of all ranks together, fitted and held out; each rank had its own shift, so they are brought about 0."""
+    shape_of = next(own for own in pair if own is not None)
+    for i, own in enumerate(pair):
+        moved = Sums(torch.zeros_like(shape_of.shift_x), torch.zeros_like(shape_of.shift_y))
+        if own is not None:
+            (mean_x, mean_y), (xx, yx, yy) = own.means(), own.covariances(centred=False)
+            moved.xx, moved.yx, moved.yy = xx * own.count, yx * own.count, yy * own.count
+            moved.x, moved.y, moved.count = mean_x * own.count, mean_y * own.count, own.count
+        moved.share()
+        pair[i] = moved if float(moved.count) else None
+
+
+def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tensor:
+    """The input or output of one layer in a forward pass that ends there."""
+    caught: list[Tensor] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        caught.append(first_input(args, kwargs))
+        raise _ReachedError
+
+    def after(_: nn.Module, __: Any, result: Tensor) -> None:
+        caught.append(result)
+        raise _ReachedError
+
+    handle = layer.register_forward_hook(after) if output else layer.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        run(model, inputs)
+    except _ReachedError:
+        pass
+    finally:
+        handle.remove()
+    if not caught:
+        raise ValueError(
+            "a calibration batch does not reach every layer, so that it cannot be refitted: use refit=False"
+        )
+    return caught[0]
+
+
+def best_rank(solution: Solution, rank: int) -> Tensor:
+    """argmin over weights of this rank of the refit objective: U U^T W, U the leading eigenvectors of W gram W^T."""
+    w = solution.weight
+    _, vectors = torch.linalg.eigh(w @ solution.gram @ w.mT)
+    U = vectors[..., -rank:]
+    return U @ (U.mT @ w)
+
+
+def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tensor:
+    """argmin over weights that vanish outside of the mask: w gram = moments on every row's support, by conjugate gradients."""
+    partly = (mask.any(-1) & ~mask.all(-1)).any(0)  # other rows are free, or nothing at all: solved already
+    if not bool(partly.all()):
+        w = torch.where(mask, solution.weight, 0)
+        if bool(partly.any()):
+            rows = Solution(w[:, partly], solution.gram, solution.moments[:, partly])
+            w[:, partly] = on_support(rows, mask[:, partly], iterations)
+        return w
+    gram, diagonal = solution.gram, solution.gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    w = torch.where(mask, solution.weight, 0)
+    residual = torch.where(mask, solution.moments - w @ gram, 0)
+    direction = residual / diagonal
+    old = (residual * direction).sum(-1, keepdim=True)
+    first = old.max().clamp(min=1e-300)
+    for _ in range(iterations):
+        curved = torch.where(mask, direction @ gram, 0)
+        step = old / (direction * curved).sum(-1, keepdim=True).clamp(min=1e-300)
+        w, residual = w + step * direction, residual - step * curved
+        scaled = residual / diagonal
+        new = (residual * scaled).sum(-1, keepdim=True)
+        if float(new.max() / first) < 1e-18:  # of squares: weights right to 1e-6 or better
+            break
+        direction, old = scaled + new / old.clamp(min=1e-300) * direction, new
+    return w
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)

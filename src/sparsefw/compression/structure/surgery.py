@@ -1,0 +1,152 @@
+"""Physical removal: a layer keeps some of its channels on one side, and is smaller afterwards. All of it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.structure.attention import PlainAttention
+from sparsefw.compression.structure.channels import EACH, HEADS, IN, OUT, SEPARATE_NORMS
+from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, weight_of
+from sparsefw.layer_types import TRANSPOSED
+
+
+def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
+    """Layer `name` keeps exactly the channels `kept` on that side."""
+    if not kept or max(kept) >= size(model, name, side):
+        raise IndexError(f"{name} has {size(model, name, side)} {side} channels, and cannot keep {list(kept[-3:])}")
+    if side == EACH and name in dict(model.named_parameters()):
+        owner, _, local = name.rpartition(".")
+        return _keep_entries(model.get_submodule(owner), local, kept)
+    module = model.get_submodule(name)
+    {OUT: keep_out, IN: keep_in, EACH: keep_each, HEADS: keep_heads}[side](module, list(kept))
+
+
+def size(model: nn.Module, name: str, side: str) -> int:
+    """How many channels a layer has on a side."""
+    if side == EACH and name in dict(model.named_parameters()):
+        return model.get_parameter(name).numel()
+    module: Any = model.get_submodule(name)
+    if side == HEADS:
+        return int(module.num_heads)
+    if isinstance(module, nn.Linear):
+        return module.out_features if side == OUT else module.in_features
+    if isinstance(module, AnyConv):
+        return module.out_channels if side == OUT else module.in_channels
+    return int(module.num_features if isinstance(module, SEPARATE_NORMS) else module.num_parameters)
+
+
+def keep_out(layer: nn.Module, kept: list[int]) -> None:
+    if isinstance(layer, TRANSPOSED):
+        # (inputs, outputs per group, *kernel): the groups are blocks of the first axis, and choose for themselves.
+        groups, per_group = layer.groups, layer.out_channels // layer.groups
+        rows = layer.weight.shape[0] // groups
+        own = [[i - g * per_group for i in kept if i // per_group == g] for g in range(groups)]
+        parts = [take(layer.weight[g * rows : (g + 1) * rows], 1, own[g]) for g in range(groups)]
+        _set(layer, "weight", torch.cat(parts))
+    else:
+        _set(layer, "weight", take(_tensor(layer, "weight"), 0, kept))
+    if layer.bias is not None:
+        _set(layer, "bias", take(_tensor(layer, "bias"), 0, kept))
+    _set_count(layer, "out", len(kept))
+
+
+def keep_in(layer: nn.Module, kept: list[int]) -> None:
+    weight = _tensor(layer, "weight")
+    if isinstance(layer, TRANSPOSED):
+        _set(layer, "weight", take(weight, 0, kept))
+    elif isinstance(layer, AnyConv) and layer.groups > 1:
+        per_group, rows = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+        own = [[i - g * per_group for i in kept if i // per_group == g] for g in range(layer.groups)]
+        parts = [take(weight[g * rows : (g + 1) * rows], 1, own[g]) for g in range(layer.groups)]
+        _set(layer, "weight", torch.cat(parts))
+    else:
+        _set(layer, "weight", take(weight, 1, kept))
+    _set_count(layer, "in", len(kept))
+
+
+def keep_each(module: nn.Module, kept: list[int]) -> None:
+    """Layers that treat every channel for itself: depthwise convolutions, batch norms, PReLU."""
+    if isinstance(module, AnyConv):
+        times = module.out_channels // module.in_channels
+        rows = [channel * times + i for channel in kept for i in range(times)]
+        _set(module, "weight", take(module.weight, 0, kept if isinstance(module, TRANSPOSED) else rows))
+        if module.bias is not None:
+            _set(module, "bias", take(module.bias, 0, rows))
+        module.groups = module.in_channels = len(kept)
+        module.out_channels = len(rows)
+        return
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if isinstance(getattr(module, name, None), Tensor):
+            _set(module, name, take(_tensor(module, name), 0, kept))
+    if isinstance(module, SEPARATE_NORMS):
+        module.num_features = len(kept)
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = len(kept)
+
+
+def keep_heads(module: nn.Module, kept: list[int]) -> None:
+    size, heads = int(module.head_dim), int(module.num_heads)  # type: ignore[arg-type]
+    rows = [head * size + i for head in kept for i in range(size)]
+    if isinstance(module, PlainAttention):
+        for layer in (module.query, module.key, module.value):
+            keep_out(layer, rows)
+    else:
+        keep_out(module.qkv, [part * heads * size + row for part in range(3) for row in rows])  # type: ignore[arg-type]
+    keep_in(module.proj, rows)  # type: ignore[arg-type]
+    module.num_heads = len(kept)  # type: ignore[assignment]
+    if hasattr(module, "attn_dim"):
+        module.attn_dim = len(rows)  # type: ignore[assignment]
+
+
+def zero_heads(module: Any, heads: Sequence[int]) -> None:
+    """The output projection of an attention block reads nothing of these heads, in place."""
+    with torch.no_grad():
+        for head in heads:
+            module.proj.weight[:, head * module.head_dim : (head + 1) * module.head_dim] = 0
+
+
+def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
+    """The filters of one convolution or linear layer set to 0 in place; its bias and what follows stay as they are."""
+    weight = weight_of(layer)
+    with torch.no_grad():
+        if isinstance(layer, TRANSPOSED):
+            width = weight.shape[1]
+            for i in removed:
+                inputs = weight.shape[0] // groups_of(layer)
+                weight[(i // width) * inputs : (i // width + 1) * inputs, i % width] = 0
+        else:
+            weight[torch.as_tensor(list(removed), dtype=torch.long, device=weight.device)] = 0
+
+
+def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:
+    """Slices of a tensor along an axis, in the tensor's own memory format."""
+    with torch.no_grad():
+        taken = tensor.index_select(axis, torch.as_tensor(indices, device=tensor.device))
+    return taken.contiguous(memory_format=torch.channels_last if is_channels_last(tensor) else torch.contiguous_format)
+
+
+def _keep_entries(owner: nn.Module, local: str, kept: Sequence[int]) -> None:
+    tensor = _tensor(owner, local)
+    axis = next((i for i, length in enumerate(tensor.shape) if length > 1), 0)
+    _set(owner, local, take(tensor, axis, kept))
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    tensor = getattr(module, name)
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def _set(module: nn.Module, name: str, value: Tensor) -> None:
+    old = getattr(module, name)
+    setattr(
+        module, name, nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
+    )
+
+
+def _set_count(layer: nn.Module, side: str, count: int) -> None:
+    setattr(layer, f"{side}_{'features' if isinstance(layer, nn.Linear) else 'channels'}", count)

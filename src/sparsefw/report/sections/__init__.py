@@ -1,0 +1,36 @@
+"""The sections of a report, in the order of its page: who adds one to the list has it in page, data and files."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from sparsefw.report.contents import Contents
+from sparsefw.report.sections.curves import CURVES
+from sparsefw.report.sections.listings import COMMANDS, CONFIGURATIONS, ENVIRONMENTS, PROBLEMS, RUNS
+from sparsefw.report.sections.section import Section
+from sparsefw.report.sections.settings import SETTINGS
+from sparsefw.report.sections.spectra import SPECTRA
+from sparsefw.report.sections.training import TRAINING
+
+SECTIONS: tuple[Section[Any], ...] = (
+    CURVES,
+    SETTINGS,
+    TRAINING,
+    SPECTRA,
+    RUNS,
+    CONFIGURATIONS,
+    COMMANDS,
+    ENVIRONMENTS,
+    PROBLEMS,
+)
+
+
+def sections_of(contents: Contents) -> list[tuple[Section[Any], Any]]:
+    """List the sections of one report, each with its subject; neighbours with the same subjects take turns."""
+    found = []
+    for subjects, group in groupby(SECTIONS, key=lambda section: section.subjects):
+        neighbours = list(group)
+        for subject in subjects(contents):
+            found += [(section, subject) for section in neighbours if section.present(subject)]
+    return found

@@ -1,0 +1,119 @@
+"""The runs themselves: how they ended, what differs between them, how to get them again, and what is wrong with them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from sparsefw.report.contents import Contents
+from sparsefw.report.html import LONG, commands, folded, paragraphs, table
+from sparsefw.report.names import flat, shown
+from sparsefw.report.sections.section import Section, all_runs
+from sparsefw.report.tables import Table
+
+COMMANDS_NOTE = "Add --data DIR where the data do not come with the package. NEW: a folder that is not there yet."
+
+
+def _has_runs(contents: Contents) -> bool:
+    return bool(contents.runs)
+
+
+def _folded_if_long(contents: Contents, summary: str, html: str) -> str:
+    return folded(summary, html) if len(contents.runs) > LONG else html
+
+
+def _runs_html(contents: Contents, chart_names: Sequence[str]) -> str:
+    every = table(contents.runs_table, "runs", words=True, sortable=len(contents.runs) > 1)
+    return _folded_if_long(contents, f"All {len(contents.runs)} runs", every)
+
+
+def _configurations_title(contents: Contents) -> str:
+    return "Configuration" if contents.configurations is None else "What differs between the runs"
+
+
+def _configurations_html(contents: Contents, chart_names: Sequence[str]) -> str:
+    differing = ""
+    if contents.configurations is not None:
+        every = table(contents.configurations, "configurations", words=True, sortable=True)
+        differing = _folded_if_long(contents, f"The settings of all {len(contents.runs)} runs", every)
+    lines = [f"{key}: {value}" for key, value in contents.common.items()]
+    summary = "What all runs have in common" if len(contents.runs) > 1 else "All of it"
+    return differing + (folded(summary, commands(lines)) if lines else "")
+
+
+def _configurations_files(contents: Contents) -> Iterator[tuple[str, Table]]:
+    if contents.configurations is not None:
+        yield "configurations", contents.configurations
+
+
+def _commands_html(contents: Contents, chart_names: Sequence[str]) -> str:
+    lines = [f"sparsefw train {shlex.quote(str(run.folder / 'config.yaml'))} --out NEW" for run in contents.runs]
+    every = _folded_if_long(contents, f"All {len(contents.runs)} commands", commands(lines))
+    return every + paragraphs([COMMANDS_NOTE], "note")
+
+
+def _environments_html(contents: Contents, chart_names: Sequence[str]) -> str:
+    labels_by_facts: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in contents.runs:
+        # The dates are told once, at the top of the page.
+        found = flat({key: value for key, value in run.environment.items() if key not in ("date", "method")})
+        facts = tuple((key, shown(value)) for key, value in found.items() if value is not None)
+        labels_by_facts.setdefault(facts, []).append(run.label)
+    parts = []
+    for facts, labels in labels_by_facts.items():
+        who = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        rows = tuple((key.rpartition(".")[2], value) for key, value in facts)
+        told = table(Table((), ("", ""), rows), f"Measured with: {who}", words=True, downloads=False)
+        content = told if rows else "<p>not recorded</p>"
+        parts.append(folded(who, content) if len(labels_by_facts) > 1 else content)
+    return "\n".join(parts)
+
+
+def _problems(contents: Contents) -> list[str]:
+    found = [f"{one.folder}: {one.reason}" for one in contents.damaged]
+    return found + [f"{run.label} ({run.folder}): {'; '.join(run.notes)}" for run in contents.runs if run.notes]
+
+
+def _problems_html(contents: Contents, chart_names: Sequence[str]) -> str:
+    entries = "\n".join(f"<li>{escape(problem)}</li>" for problem in _problems(contents))
+    return f'<ul class="problems">\n{entries}\n</ul>'
+
+
+RUNS = Section(
+    name="runs",
+    title=lambda contents: "The runs",
+    subjects=all_runs,
+    present=_has_runs,
+    html=_runs_html,
+    files=lambda contents: [("runs", contents.runs_table)],
+)
+CONFIGURATIONS = Section(
+    name="configurations",
+    title=_configurations_title,
+    subjects=all_runs,
+    present=_has_runs,
+    html=_configurations_html,
+    files=_configurations_files,
+)
+COMMANDS = Section(
+    name="again",
+    title=lambda contents: "Run it again",
+    subjects=all_runs,
+    present=_has_runs,
+    html=_commands_html,
+)
+ENVIRONMENTS = Section(
+    name="measured",
+    title=lambda contents: "Measured with",
+    subjects=all_runs,
+    present=_has_runs,
+    html=_environments_html,
+)
+PROBLEMS = Section(
+    name="problems",
+    title=lambda contents: "Damaged or unfinished",
+    subjects=all_runs,
+    present=lambda contents: bool(_problems(contents)),
+    html=_problems_html,
+)

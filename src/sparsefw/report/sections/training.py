@@ -1,0 +1,55 @@
+"""The training of all methods, epoch by epoch, and what became of the constrained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from matplotlib.figure import Figure
+
+from sparsefw.plotting.canvas import draw_chart
+from sparsefw.plotting.charts import Chart
+from sparsefw.report.contents import TaskContents
+from sparsefw.report.html import paragraphs, plot
+from sparsefw.report.sections.section import Section, each_task, task_title
+from sparsefw.report.tables import Table
+
+SHOW_ALL = (
+    '<p class="js controls"><label><input type="checkbox" class="chooser"> Show all runs, also those of sweeps'
+    "</label></p>\n"
+)
+
+
+def _charts(contents: TaskContents) -> list[Chart]:
+    charts = (contents.training, contents.all_training, contents.decay)
+    return [chart for chart in charts if chart is not None]
+
+
+def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
+    assert contents.training is not None
+    task = contents.task.title
+    of_training = list(chart_names)
+    decay = ""
+    if contents.decay is not None:
+        about = f"What became of the constrained weights. {contents.decay.subtitle}"
+        decay = plot([of_training.pop()], f"Decay in training {task}", about)
+    choice = SHOW_ALL if contents.all_training is not None else ""
+    training = plot(of_training, f"Training of {task}", f"{task}, after every epoch. {contents.training.subtitle}")
+    return f"{paragraphs(contents.notes, 'note')}{choice}{training}{decay}"
+
+
+def _files(contents: TaskContents) -> Iterator[tuple[str, Table | Figure]]:
+    if contents.training is not None:
+        yield "training", draw_chart(contents.training)
+    if contents.decay is not None:
+        yield "decay", draw_chart(contents.decay)
+
+
+TRAINING = Section(
+    name="training",
+    title=task_title("Training"),
+    subjects=each_task,
+    present=lambda contents: contents.training is not None,
+    html=_html,
+    charts=_charts,
+    files=_files,
+)

@@ -1,0 +1,42 @@
+"""How a training's steps are timed: in few steps where they are slow, and one training at a time."""
+
+from __future__ import annotations
+
+import weakref
+
+from sparsefw.bench import measure_training_speed, step_times
+from sparsefw.train import load_recipe
+
+SMALL = ("model.arguments.width=4",)
+
+
+def test_slow_steps_are_few(monkeypatch):
+    """One to warm up, one to see how long it takes, and three that are measured."""
+    taken = []
+    prepare = step_times.prepare
+
+    def counted(*arguments):
+        training = prepare(*arguments)
+        advance = training.advance
+        training.advance = lambda batch: (taken.append(len(batch.targets)), advance(batch))[1]
+        return training
+
+    monkeypatch.setattr(step_times, "prepare", counted)
+    found = step_times.time_training(load_recipe("digits-resnet-rank", SMALL), None, 0.0)
+    assert len(found.seconds) == 3
+    assert taken == [64] * 5
+
+
+def test_one_training_is_in_memory_at_a_time(monkeypatch):
+    seen: list[weakref.ref] = []
+    prepare = step_times.prepare
+
+    def watched(*arguments):
+        assert all(model() is None for model in seen)
+        training = prepare(*arguments)
+        seen.append(weakref.ref(training.model))
+        return training
+
+    monkeypatch.setattr(step_times, "prepare", watched)
+    measure_training_speed("digits-resnet", None, 0.0, SMALL, ["sgd", "filters", "nuc"])
+    assert len(seen) == 4
