@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import typed
-from sparsefw.durable import strict
+from sparsefw.atomic_io import strict
 from sparsefw.environment import environment
 from sparsefw.train.display import Display
 from sparsefw.train.loop import Training, Watcher, train

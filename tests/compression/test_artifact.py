@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compression.networks import ROWS, mlp
-from sparsefw import compress, durable, load, save
+from sparsefw import atomic_io, compress, load, save
 from sparsefw.compression import ArtifactError
 from sparsefw.compression.artifact import files
 from sparsefw.compression.artifact import folder as artifact
@@ -330,7 +330,7 @@ def test_reading_while_another_process_saves(small_resnet, batches, tmp_path, mo
 
 
 def test_without_atomic_exchange_the_swap_still_works(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "_exchange", lambda a, b: False)  # such as on NFS
+    monkeypatch.setattr(atomic_io, "_exchange", lambda a, b: False)  # such as on NFS
     for content in ("one", "two"):
         with replaced_folder(tmp_path / "a", lambda _: True) as aside:
             (aside / "f").write_text(content)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefw.data import DATASETS
 from sparsefw.data.batches import Batch, Part, Share
-from sparsefw.data.opening import Data, DataConfig, open_data
+from sparsefw.data.loaders import Data, DataConfig, open_data
 
 CPU = torch.device("cpu")
 

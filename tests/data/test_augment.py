@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.data.augment import AREA, ASPECT, Augment, augmented, box_sides, centred
-from sparsefw.typed import ConfigError, parse
 
 LAST = 1 - 2**-24  # the largest random number below 1
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from data.opened import normalised, opened, rows, whole
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.data import DataError, open_part
+from sparsefw.data.loaders import DataConfig
 from sparsefw.data.noise import Noise, open_noise
-from sparsefw.data.opening import DataConfig
 from sparsefw.data.resident import Resident
 from sparsefw.train import fit, load_recipe
-from sparsefw.typed import ConfigError, parse
 
 LIKE = {"shape": (1, 6, 4), "classes": 3, "images": 40}
 

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from methods.forms import FORMS, changes
+from sparsefw.config_base import ConfigError
 from sparsefw.methods import METHODS, SGD, Batch, method_from
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.checkpoint import load_checkpoint, save_checkpoint
 from sparsefw.train.display import Display
 from sparsefw.train.loop import Watcher, train
 from sparsefw.train.run import prepare
-from sparsefw.typed import ConfigError
 from train.harness import TESTS, assert_same_run, command, ended, reached, send_when, start, step_of, torchrun, trained
 
 every = pytest.mark.parametrize("form", FORMS)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from methods.by_hand import after_epoch, filters, layer, optimizer_of, step
+from sparsefw.config_base import ConfigError
 from sparsefw.methods import ABFP, GLT, SFP, SSL
 from sparsefw.train import load_recipe
-from sparsefw.typed import ConfigError
 
 TALL_AND_SHORT = [[3.0, 0.0, 4.0, 0.0], [0.0, 0.3, 0.0, 0.4]]  # of norms 5 and 0.5
 

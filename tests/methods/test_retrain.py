@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from methods.by_hand import layer, optimizer_of
+from sparsefw.config_base import ConfigError
 from sparsefw.methods import Masked
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.config import TrainConfig
 from sparsefw.train.retrain import retrain, retraining
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import ConfigError
 
 
 def rates(train: TrainConfig) -> list[float]:

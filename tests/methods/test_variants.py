@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from methods.by_hand import layer, optimizer_of
+from sparsefw.config_base import ConfigError
 from sparsefw.geometry import KSparse, KSupport
 from sparsefw.methods import SparseFW, method_from
 from sparsefw.models import build
 from sparsefw.optim import Diameter, FastGradient, Gradient, Unscaled, initial_norm
 from sparsefw.train import load_recipe
-from sparsefw.typed import ConfigError
 
 ROWS = [[0.1, 0.0], [0.0, 0.2], [0.3, 0.0], [0.0, 0.4]]
 

@@ -17,7 +17,7 @@ from optim.twins import DEVICE, DIRECTIONS, ENTRIES, ROUNDED, ROWS, assert_equal
 from sparsefw import SFW
 from sparsefw.data import load_digits
 from sparsefw.optim import Diameter, fused
-from sparsefw.optim.fused import tables
+from sparsefw.optim.fused.addresses import Addresses
 
 KERNEL = re.compile(r"^def (sfw_\w+)", re.MULTILINE)
 
@@ -57,7 +57,7 @@ def test_gradients_may_lie_elsewhere_in_every_step():
 
 def test_addresses_are_written_again_once_a_graph_has_its_own():
     """A replay writes those that were captured, so what was written before is no longer there."""
-    addresses = tables.Addresses(1, torch.device(DEVICE), fleeting=True)
+    addresses = Addresses(1, torch.device(DEVICE), fleeting=True)
     addresses.update([16])
     addresses._captured = True
     addresses.table.fill_(64)  # as a replay would

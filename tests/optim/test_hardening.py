@@ -13,7 +13,7 @@ from sparsefw import SFW
 from sparsefw import geometry as geo
 from sparsefw.geometry import subspace
 from sparsefw.optim import Diameter, FastGradient, Gradient, NonFiniteGradientError, Unscaled
-from sparsefw.optim.health import Health
+from sparsefw.optim.nonfinite import Health
 
 
 @pytest.mark.parametrize("scale", [1e-17, 1e-18, 1e-19, 1e-20, 1e-22, 1e-23, 1e-30, 1e-40, 1e-45])
@@ -81,7 +81,7 @@ def test_cleared_state_is_a_fresh_start(dtype):
 
 @pytest.mark.parametrize("region", [geo.GroupKSupportBall(2, 5.0), None], ids=str)
 def test_a_masked_first_step_is_no_first_step(monkeypatch, region):
-    monkeypatch.setattr("sparsefw.optim.health.on_host", lambda device: False)
+    monkeypatch.setattr("sparsefw.optim.nonfinite.on_host", lambda device: False)
     masked, clean = (nn.Parameter(gaussian((4, 4), 0, torch.float32)) for _ in range(2))
     for p in (masked, clean):
         optimizer = SFW([{"params": [p], "region": region}], dampening=0.5, on_nonfinite="skip")
@@ -221,7 +221,7 @@ def test_gradients_whose_momentum_would_overflow_are_not_healthy():
 
 
 def test_masked_steps_do_not_count_as_clamped(monkeypatch):
-    monkeypatch.setattr("sparsefw.optim.health.on_host", lambda device: False)
+    monkeypatch.setattr("sparsefw.optim.nonfinite.on_host", lambda device: False)
     p = nn.Parameter(torch.ones(2, 2))
     optimizer = SFW([{"params": [p], "region": geo.GroupKSupportBall(1, 9.0)}], lr=1e9, on_nonfinite="skip")
     p.grad = torch.ones(2, 2)

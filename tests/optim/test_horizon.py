@@ -96,7 +96,7 @@ def test_the_first_learning_rate_is_that_of_the_group_and_must_be_above_0():
 
 
 def test_masked_steps_use_up_no_horizon(monkeypatch):
-    monkeypatch.setattr("sparsefw.optim.health.on_host", lambda device: False)
+    monkeypatch.setattr("sparsefw.optim.nonfinite.on_host", lambda device: False)
     p = nn.Parameter(torch.ones(2, 2))
     group = {"params": [p], "region": geo.GroupKSupportBall(1, 9.0), "rescale": Horizon(10, 0.1)}
     optimizer = SFW([group], on_nonfinite="skip")

@@ -12,7 +12,7 @@ from catalog import gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
 from sparsefw.optim import NonFiniteGradientError, kernels
-from sparsefw.optim.health import Health
+from sparsefw.optim.nonfinite import Health
 
 BAD = pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30])
 
@@ -77,7 +77,7 @@ def test_skip_goes_on_and_counts(value):
 @pytest.fixture
 def as_on_a_device(monkeypatch):
     """The path that accelerators take, where the verdict stays on the device, run on a CPU."""
-    monkeypatch.setattr("sparsefw.optim.health.on_host", lambda device: False)
+    monkeypatch.setattr("sparsefw.optim.nonfinite.on_host", lambda device: False)
 
 
 @BAD

@@ -12,15 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.config_base import ConfigError
 from sparsefw.reproduce import EXPERIMENTS, find_experiment, speed
+from sparsefw.reproduce.experiment import Command, Process, Setting, run_commands
 from sparsefw.reproduce.paper import deviations, paper
-from sparsefw.reproduce.setting import Command, Process, Setting, run_commands
-from sparsefw.reproduce.tables import TableExperiment, beside, comparison_chart
-from sparsefw.reproduce.trained import Observed, Retraining
-from sparsefw.reproduce.weights import best_at_every_ratio, heat_maps
+from sparsefw.reproduce.paper_tables import TableExperiment, beside, comparison_chart
+from sparsefw.reproduce.training_figures import Observed, Retraining
+from sparsefw.reproduce.weight_figures import best_at_every_ratio, heat_maps
 from sparsefw.sweep.grids import load_grid
 from sparsefw.train import load_recipe
-from sparsefw.typed import ConfigError
 from sweep.sweeps import swept
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 
-from sparsefw.sweep.holders import working
 from sparsefw.sweep.ledger import Ledger
+from sparsefw.sweep.locks import working
 from sparsefw.sweep.storage import open_storage
 
 SPACE = {"x": FloatDistribution(0.0, 1.0)}

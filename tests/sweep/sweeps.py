@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparsefw.sweep.grids import load_grid
-from sparsefw.sweep.holders import working
-from sparsefw.sweep.plan import SweepPlan
+from sparsefw.sweep.locks import working
 from sparsefw.sweep.sweep import Sweep
+from sparsefw.sweep.sweep_plan import SweepPlan
 from train.harness import ended, start
 
 PATIENCE = 600  # seconds: a sweep is many processes that begin one after the other

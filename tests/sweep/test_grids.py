@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.config_base import ConfigError
 from sparsefw.kinds import kind_of
 from sparsefw.methods import METHODS
 from sparsefw.sweep.grids import grid_names, load_grid
-from sparsefw.typed import ConfigError
 
 # k x w, strengths x trade-offs, ..., each with two weight decays; the paper's appendix.
 PAPER = {

@@ -18,8 +18,8 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from sparsefw.sweep import ledger as module
 from sparsefw.sweep import storage
-from sparsefw.sweep.holders import Worker, is_dead, working
 from sparsefw.sweep.ledger import SAME_PLACE
+from sparsefw.sweep.locks import Worker, is_dead, working
 from sweep.ledgers import ledger_in
 
 HERE = Path(__file__).parent

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sparsefw.config_base import ConfigError
 from sparsefw.sweep import worker as module
-from sparsefw.sweep.holders import working
+from sparsefw.sweep.locks import working
 from sparsefw.sweep.select import edges, results, spread
 from sparsefw.sweep.sweep import final_of
 from sparsefw.sweep.worker import is_the_machines_fault, mean
 from sparsefw.train.folder import RunFolder
-from sparsefw.typed import ConfigError
 from sweep.sweeps import GRID, begun, fill, fill_finals
 
 

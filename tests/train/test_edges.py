@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from sparsefw.compression import recalibrate
-from sparsefw.optim.health import NonFiniteGradientError
+from sparsefw.config_base import ConfigError
+from sparsefw.optim.nonfinite import NonFiniteGradientError
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.display import Display
 from sparsefw.train.engine import engine_for
 from sparsefw.train.log import read_metrics
 from sparsefw.train.loop import Clock, evaluated_model
 from sparsefw.train.run import prepare
-from sparsefw.typed import ConfigError
 from train.harness import command, ended, start
 from train.networks import frozen
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from sparsefw.compression.artifact.files import ArtifactError
+from sparsefw.config_base import ConfigError
 from sparsefw.data.errors import DataError
 from sparsefw.models import build
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.log import MetricsFile, read_metrics
-from sparsefw.typed import ConfigError
 
 SMALL = ["train.epochs=2", "model.arguments.width=4", "data.batch_size=400", "engine.device=cpu"]
 

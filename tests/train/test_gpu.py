@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparsefw.config_base import ConfigError
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
 from sparsefw.train.log import read_metrics
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
-from sparsefw.typed import ConfigError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 KINDS = ("sgd", "filters", "rank", "weights")

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from sparsefw.config_base import ConfigError
 from sparsefw.train import Interrupted, RunFolder, fit, load_recipe
 from sparsefw.train import run as run_module
-from sparsefw.typed import ConfigError
 from train.harness import assert_same_run, checkpoint_steps, command, ended, reached, send_when, start, trained, untimed
 
 SMALL = ["train.epochs=2", "model.arguments.width=4", "data.batch_size=400", "engine.device=cpu"]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.study import Study
+from sparsefw.train.evaluate_run import Study
 
 pytestmark = pytest.mark.slow
 AT = {

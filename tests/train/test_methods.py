@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sparsefw.config_base import ConfigError
 from sparsefw.methods import METHODS, SGD, Batch, Method, SparseFW, base, method_from
 from sparsefw.train import fit, load_recipe
-from sparsefw.typed import ConfigError
 from train.harness import settings, step_of
 
 

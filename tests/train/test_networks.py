@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from data.written import write
+from sparsefw.config_base import ConfigError
 from sparsefw.models import build
 from sparsefw.train import RunFolder, fit, load_recipe
-from sparsefw.train.study import Study
-from sparsefw.typed import ConfigError
+from sparsefw.train.evaluate_run import Study
 
 SMALL = ["train.epochs=1", "data.batch_size=4", "data.validation=0", "engine.workers=0", "model.arguments.width=8"]
 

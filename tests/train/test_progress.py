@@ -10,12 +10,12 @@ from torch import nn
 
 from sparsefw.optim import SFW, SFWWarning, constrain
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.constraint import constraint_figures, planned_renewals, told
+from sparsefw.train.constraint_progress import constraint_figures, planned_renewals, told
+from sparsefw.train.diagnosis import Trouble
 from sparsefw.train.display import Display
 from sparsefw.train.log import flat_metrics, read_metrics
 from sparsefw.train.recorder import aim_of
 from sparsefw.train.run import prepare
-from sparsefw.train.trouble import Trouble
 
 FIGURES = {"renewed", "decayed", "compressible", "clamped"}
 PAPER = ("method.renewals=null", "method.rescale=gradient", "method.k=0.1")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sparsefw.config_base import ConfigError
 from sparsefw.train import RunConfig, load_recipe, recipe_names, recipes
 from sparsefw.train.recipes import read_config, write_config
-from sparsefw.typed import ConfigError
 
 OWN = """
 about: mine

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import ConfigError, parse
 
 KINDS = ("linear", "cosine", "step", "constant")
 

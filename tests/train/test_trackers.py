@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sparsefw.config_base import ConfigError
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.log import TRACKERS, flat_metrics, read_metrics
-from sparsefw.typed import ConfigError
 from train.harness import command, ended, send_when, start, trained
 
 NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparsefw.config_base import ConfigError
 from sparsefw.data.locate import VARIABLE
 from sparsefw.data.noise import Noise
 from sparsefw.methods import METHODS, SGD, Method
+from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 from sparsefw.train.engine import COMPILED_STEPS
 from sparsefw.train.recipes import load_recipe
-from sparsefw.typed import ConfigError
-from sparsefw.words import did_you_mean
 
 MADE_UP_BYTES = 2**27  # of made-up images
 LEAST_MADE_UP_BATCHES = 4  # where these are more than that

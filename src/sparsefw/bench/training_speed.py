@@ -10,10 +10,10 @@ from typing import Any
 
 from sparsefw.bench.rows import ROWS, image_shape, row_config
 from sparsefw.bench.step_times import StepTimes, time_training
+from sparsefw.config_base import ConfigError
 from sparsefw.environment import environment
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import recipe_names
-from sparsefw.typed import ConfigError
 
 STEADY = 0.1  # how much SGD's speed may change during a measurement before it is said to be worth little
 

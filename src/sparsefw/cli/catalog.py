@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from sparsefw.cli.output import Outcome
 from sparsefw.kind_words import KIND_WORDS
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 if TYPE_CHECKING:
     from sparsefw.methods import Method

@@ -14,7 +14,7 @@ from sparsefw.compression import measure, save
 from sparsefw.compression.artifact.files import check_replaceable
 from sparsefw.compression.artifact.folder import is_artifact
 from sparsefw.compression.recovery.calibration import cut
-from sparsefw.train.study import Study
+from sparsefw.train.evaluate_run import Study
 
 
 def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Outcome:

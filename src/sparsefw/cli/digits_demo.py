@@ -12,7 +12,7 @@ from sparsefw.cli.compress_run import compress_run
 from sparsefw.cli.output import Outcome, say
 from sparsefw.report import curves_figure, ratio_table, read_runs, save_figure, write_page
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.study import Study
+from sparsefw.train.evaluate_run import Study
 
 RECIPE = "digits-resnet"
 CURVES = {"sgd": ("filters", "rank"), "filters": ("filters",), "rank": ("rank",)}  # variant -> what is removed from it

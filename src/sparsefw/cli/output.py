@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import typer
 
-from sparsefw.durable import strict
-from sparsefw.words import Diverged, Interrupted
+from sparsefw.atomic_io import strict
+from sparsefw.errors import Diverged, Interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED = 1

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.cli.output import Outcome, say
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.sweep.grids import Grid, load_grid
-from sparsefw.sweep.plan import SweepPlan, in_words
 from sparsefw.sweep.run import begin_sweep, run_sweep, usual_workers
 from sparsefw.sweep.storage import shown_url, storage_url
 from sparsefw.sweep.sweep import Sweep
-from sparsefw.typed import ConfigError, parse
-from sparsefw.words import counted, did_you_mean
+from sparsefw.sweep.sweep_plan import SweepPlan, in_words
+from sparsefw.text import counted, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from sparsefw.compression import Curve
 from sparsefw.train.config import RunConfig
+from sparsefw.train.evaluate_run import Study
 from sparsefw.train.folder import is_own_code
 from sparsefw.train.retrain import Phase
-from sparsefw.train.study import Study
 
 
 def training_text(config: RunConfig, folder: Path, found: Mapping[str, Any], picture: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.report.tables import Table
-from sparsefw.sweep.plan import in_words
 from sparsefw.sweep.select import in_figures
+from sparsefw.sweep.sweep_plan import in_words
 
 
 def results_text(found: Mapping[str, Any], folder: Path) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sparsefw.atomic_io import cache_folder, write_text
 from sparsefw.compression.recovery.calibration import batch_size
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -27,7 +28,6 @@ from sparsefw.compression.structure.layers import (
     hooks,
     is_layer,
 )
-from sparsefw.durable import cache_folder, write_text
 from sparsefw.environment import device_name
 
 BACKENDS = ("eager", "onnxruntime")

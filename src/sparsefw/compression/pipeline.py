@@ -47,7 +47,7 @@ from sparsefw.compression.structure.removal import relative_gap
 from sparsefw.compression.target import Target, least_compression, most_compression
 from sparsefw.kinds import Kind, in_order
 from sparsefw.layer_types import CONVOLUTIONS
-from sparsefw.words import first_line
+from sparsefw.text import first_line
 
 FEW = 32  # fewer calibration inputs than this are worth a remark
 Amounts = Mapping[Kind, float]  # the fraction to remove

@@ -14,7 +14,7 @@ from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY
 from sparsefw.compression.score import SCORES
 from sparsefw.compression.structure.layers import chosen
 from sparsefw.kinds import KINDS, WEIGHTS, Kind, kind_of
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 FORMS = ("removed", "masked")
 

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from sparsefw.typed import Section
+from sparsefw.config_base import Section
 
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)  # of a resized crop
 CENTRE = 224 / 256  # of the shorter side, when images that were trained on resized crops are evaluated

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sparsefw.atomic_io import replaced_folder, sweep
 from sparsefw.data.errors import DataError
-from sparsefw.durable import replaced_folder, sweep
 
 VERSION = 1  # of what is derived from source files; a new one leaves old caches unused
 

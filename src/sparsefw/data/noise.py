@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from pydantic import PositiveInt
 
+from sparsefw.config_base import Section
 from sparsefw.data.batches import generator
 from sparsefw.data.source import ArraySource
-from sparsefw.typed import Section
 
 PARTS = ("train", "test")
 

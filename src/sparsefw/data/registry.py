@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, noise, tars, tinyimagenet
+from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, noise, tinyimagenet, webdataset
 from sparsefw.data.errors import DataError
 from sparsefw.data.locate import folder_of
 from sparsefw.data.parquet import parquet_format
 from sparsefw.data.source import Format, Source
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 Numbers = tuple[float, ...]
 
@@ -200,7 +200,7 @@ _INFOS = (
         formats=(
             Format("folder", folders.image_folder_present, _imagenet_folder),
             parquet_format(1000, {"train": ("train",), "test": _HELD_OUT}),
-            Format("webdataset", tars.present, partial(tars.open_tars, classes=1000)),
+            Format("webdataset", webdataset.present, partial(webdataset.open_tars, classes=1000)),
         ),
     ),
     DatasetInfo(

@@ -13,7 +13,7 @@ from sparsefw.geometry import Ball, Elements, Groups, NMBall, Spectrum, View
 from sparsefw.kinds.heads import Heads
 from sparsefw.kinds.kind import Kind
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), of_channels=True)
 NEURONS = Kind("neurons", "neurons", Groups(), (nn.Linear,), of_channels=True, least_w=3.0)

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
+from sparsefw.config_base import ConfigError, Section, parse
 from sparsefw.data.batches import Batch
 from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
-from sparsefw.typed import ConfigError, Section, parse
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 
 class Backward(Protocol):

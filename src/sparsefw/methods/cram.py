@@ -13,15 +13,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, distributed, nn
 
+from sparsefw.config_base import KindName
 from sparsefw.geometry import Elements, Groups, Spectrum
 from sparsefw.geometry.select import top_k_mask
 from sparsefw.geometry.subspace import svd
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Backward, Batch, Method, OptimizerSettings, register
 from sparsefw.methods.layers import Layers, layers_of
-from sparsefw.methods.looks import elsewhere
+from sparsefw.methods.perturbed import elsewhere
 from sparsefw.optim import SFW
-from sparsefw.typed import KindName
 
 
 @register

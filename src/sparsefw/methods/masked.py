@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from sparsefw.config_base import ConfigError
 from sparsefw.kinds import WEIGHTS, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.layers import layers_of
 from sparsefw.optim import SFW
-from sparsefw.typed import ConfigError
 
 
 @register

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.gauges import divide
 from sparsefw.methods.base import Backward, Batch, Method, register
-from sparsefw.methods.looks import elsewhere
+from sparsefw.methods.perturbed import elsewhere
 
 
 @register

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from sparsefw.config_base import ConfigError, KindName
 from sparsefw.geometry import Groups
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Method, OptimizerSettings, register
@@ -20,7 +21,6 @@ from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled
 from sparsefw.optim.assign import is_normalised
 from sparsefw.optim.radius import FROM_WEIGHTS
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
-from sparsefw.typed import ConfigError, KindName
 
 PAPER_K = 0.2
 # Without the horizon rule, which constrain gives to each group.

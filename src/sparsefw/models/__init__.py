@@ -1,12 +1,12 @@
 """Networks by name: build("resnet18", classes=10, stem="cifar"). What is not listed in MODELS comes through the hub."""
 
 from sparsefw.models.hub import import_torchvision
+from sparsefw.models.pretrained import LeftOut, LoadReport, load_weights
 from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.registry import MODELS, ModelInfo, build, build_registered
 from sparsefw.models.resnet import BasicBlock, Bottleneck, ResNet, Trunk
 from sparsefw.models.vgg import VGG
 from sparsefw.models.vit import ViT
-from sparsefw.models.weights import LeftOut, LoadReport, load_weights
 from sparsefw.models.wide_resnet import WideResNet
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 # Schemas live as long as the library object that defined them.
 _SCHEMAS: list[torch.library.Library] = []

@@ -1,14 +1,14 @@
 """Stochastic Frank-Wolfe: the optimizer, its step-size rules, and the assignment of regions to a model's parameters."""
 
-from sparsefw.optim.announce import SFWWarning
 from sparsefw.optim.assign import ParamGroups, constrain
 from sparsefw.optim.diagnostics import LayerReport, LayerReports, Progress
-from sparsefw.optim.health import NonFiniteGradientError
+from sparsefw.optim.nonfinite import NonFiniteGradientError
 from sparsefw.optim.radius import default_w, initial_norm
 from sparsefw.optim.reference import ReferenceSFW
 from sparsefw.optim.rescale import RESCALES, Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
 from sparsefw.optim.rules import Rule
 from sparsefw.optim.sfw import SFW
+from sparsefw.optim.training_warnings import SFWWarning
 
 __all__ = [
     "RESCALES", "SFW", "Diameter", "FastGradient", "Gradient", "Horizon", "LayerReport", "LayerReports",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefw.geometry.gauges import Gauge, divide
 from sparsefw.optim.rescale import Lengths, Rescale, step_size
-from sparsefw.optim.scores import only_best
+from sparsefw.optim.stickiness import only_best
 
 Tensors = list[Tensor]
 

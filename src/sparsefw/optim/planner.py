@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsefw.optim import fused
-from sparsefw.optim.health import Health
+from sparsefw.optim.master_weights import State
+from sparsefw.optim.nonfinite import Health
 from sparsefw.optim.stacks import Stack
-from sparsefw.optim.weights import State
 
 if TYPE_CHECKING:
     from sparsefw.optim.fused.plan import Plan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.optim import kernels
-from sparsefw.optim.weights import State, state_buffer, working_weight, write_back
+from sparsefw.optim.master_weights import State, state_buffer, working_weight, write_back
 
 
 def rest_step(group: dict[str, Any], state_of: Callable[[Tensor], State], healthy: Tensor | None) -> None:

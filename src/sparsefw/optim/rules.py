@@ -15,7 +15,7 @@ from sparsefw.geometry import Ball, View
 from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, Kind, kind_of
 from sparsefw.layer_types import TRANSPOSED
 from sparsefw.optim.radius import FROM_WEIGHTS
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 Make = Callable[..., Ball]
 

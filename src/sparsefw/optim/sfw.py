@@ -21,13 +21,6 @@ from torch import Tensor
 
 from sparsefw.geometry import Ball
 from sparsefw.optim import kernels
-from sparsefw.optim.announce import (
-    Watch,
-    note_first_step,
-    warn_if_made_anew,
-    warn_if_nothing_is_constrained,
-    warn_of_scaled,
-)
 from sparsefw.optim.diagnostics import LayerReports, Progress, progress, total
 from sparsefw.optim.diagnostics import oracle_quality as quality
 from sparsefw.optim.diagnostics import report as diagnose
@@ -41,13 +34,20 @@ from sparsefw.optim.groups import (
     pull_inside,
     readable_groups,
 )
-from sparsefw.optim.health import Health, NonFiniteGradientError
+from sparsefw.optim.master_weights import working_weight, write_back
+from sparsefw.optim.nonfinite import Health, NonFiniteGradientError
 from sparsefw.optim.planner import Planner
 from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.rest import rest_step
-from sparsefw.optim.scores import averaged
 from sparsefw.optim.stacks import Run, Stack, block_lengths, stacks_of
-from sparsefw.optim.weights import working_weight, write_back
+from sparsefw.optim.stickiness import averaged
+from sparsefw.optim.training_warnings import (
+    Watch,
+    note_first_step,
+    warn_if_made_anew,
+    warn_if_nothing_is_constrained,
+    warn_of_scaled,
+)
 
 
 class SFW(torch.optim.Optimizer):

@@ -20,7 +20,7 @@ from sparsefw.geometry import Ball, Groups, Spectrum
 from sparsefw.geometry.precision import working_dtype
 from sparsefw.geometry.subspace import start
 from sparsefw.geometry.views import FIRST_STEPS
-from sparsefw.optim.weights import State
+from sparsefw.optim.master_weights import State
 
 Tensors = list[Tensor]
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from sparsefw.durable import write_bytes
+from sparsefw.atomic_io import write_bytes
 from sparsefw.plotting.axes import DASH_PATTERNS, MARKER_SHAPES, draw_lines
 from sparsefw.plotting.charts import Axis, Chart, Line
 from sparsefw.plotting.palette import GRID, INK, MUTED, PAPER, TEXT_COLOURS

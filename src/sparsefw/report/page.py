@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sparsefw.durable import write_bytes
+from sparsefw.atomic_io import write_bytes
 from sparsefw.report.contents import contents_of
 from sparsefw.report.html import paragraphs, section_frame
 from sparsefw.report.payload import payload_of

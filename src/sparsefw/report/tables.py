@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsefw.durable import write_text
+from sparsefw.atomic_io import write_text
 from sparsefw.plotting.charts import Spread
 from sparsefw.report.records import Run
 from sparsefw.report.series import SHOWN, Comparison, Series, compared, epochs_of

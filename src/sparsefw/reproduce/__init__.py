@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sparsefw.reproduce.setting import Experiment, Findings, Setting
+from sparsefw.config_base import ConfigError
+from sparsefw.reproduce.experiment import Experiment, Findings, Setting
+from sparsefw.reproduce.paper_tables import TableExperiment
 from sparsefw.reproduce.speed import Throughput
-from sparsefw.reproduce.tables import TableExperiment
-from sparsefw.reproduce.trained import Observed, Retraining
-from sparsefw.reproduce.weights import Contour, Rescaling, Unstructured
-from sparsefw.typed import ConfigError
-from sparsefw.words import did_you_mean
+from sparsefw.reproduce.training_figures import Observed, Retraining
+from sparsefw.reproduce.weight_figures import Contour, Rescaling, Unstructured
+from sparsefw.text import did_you_mean
 
 _PAIRS = {
     "cifar10": "ResNet-18 on CIFAR-10",

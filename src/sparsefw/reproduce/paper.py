@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from sparsefw.config_base import Section, parse
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_yaml
-from sparsefw.typed import Section, parse
 
 SEEDS, VALIDATION = 2, 0.1  # of the paper; it chooses configurations as we do, on validation images
 FILE = Path(__file__).with_name("paper.yaml")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsefw.bench import measure_training_speed
+from sparsefw.config_base import ConfigError
 from sparsefw.report.tables import Table
+from sparsefw.reproduce.experiment import QUICK_STEM, Experiment, Findings, Setting
 from sparsefw.reproduce.paper import paper
-from sparsefw.reproduce.setting import QUICK_STEM, Experiment, Findings, Setting
-from sparsefw.reproduce.tables import QUICK_SECONDS, SECONDS, busy
+from sparsefw.reproduce.paper_tables import QUICK_SECONDS, SECONDS, busy
 from sparsefw.train.recipes import load_recipe
-from sparsefw.typed import ConfigError
 
 STEMS = {"cifar10": "cifar10-resnet18", "cifar100": "cifar100-wide-resnet", "tinyimagenet": "tinyimagenet-resnet50"}
 ROWS = {

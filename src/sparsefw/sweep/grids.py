@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from sparsefw.config_base import ConfigError, KindName, Section, flat, nested, parse
+from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import load_recipe, merged, read_yaml, recipe_names
-from sparsefw.typed import ConfigError, KindName, Section, flat, nested, parse
-from sparsefw.words import did_you_mean
 
 SHIPPED = resources.files("sparsefw") / "grids"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"

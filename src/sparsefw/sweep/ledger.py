@@ -33,7 +33,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from sparsefw.sweep.holders import Worker, is_dead
+from sparsefw.sweep.locks import Worker, is_dead
 from sparsefw.sweep.storage import AWAY, patient
 
 JOB, AFTER, BEAT, HOLDER, BEGUN = "job", "after", "beat", "holder", "begun"

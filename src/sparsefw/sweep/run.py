@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from sparsefw.durable import write_json
+from sparsefw.atomic_io import write_json
+from sparsefw.config_base import ConfigError
 from sparsefw.environment import cores
+from sparsefw.errors import Interrupted
 from sparsefw.sweep.ledger import Job
-from sparsefw.sweep.plan import SweepPlan, in_words
 from sparsefw.sweep.select import results
 from sparsefw.sweep.sweep import Sweep, settled_count
+from sparsefw.sweep.sweep_plan import SweepPlan, in_words
 from sparsefw.sweep.worker import BAD_INPUT, VARIABLE, check_data
-from sparsefw.typed import ConfigError
-from sparsefw.words import Interrupted
 
 POLL = 0.5  # seconds
 REPEAT = 20.0  # seconds after which workers that were asked to end are asked again; a checkpoint may take some

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sparsefw.typed import ConfigError
-from sparsefw.words import first_line
+from sparsefw.config_base import ConfigError
+from sparsefw.text import first_line
 
 try:
     import optuna

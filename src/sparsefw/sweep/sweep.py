@@ -20,13 +20,13 @@ from typing import Any
 
 import optuna
 
-from sparsefw.durable import is_leftover, write_json
+from sparsefw.atomic_io import is_leftover, write_json
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.sweep.ledger import Job, Ledger
-from sparsefw.sweep.plan import FIRST, SweepPlan, slug
 from sparsefw.sweep.storage import LEDGER, open_storage, shown_url
+from sparsefw.sweep.sweep_plan import FIRST, SweepPlan, slug
+from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, parse
-from sparsefw.words import did_you_mean
 
 SWEEP, PLAN, TOKEN, HOME = "sweep", "plan", "token", "home"
 MARK = "sweep.json"

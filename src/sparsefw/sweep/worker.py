@@ -19,21 +19,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sparsefw.atomic_io import strict, write_text
 from sparsefw.compression import curve
-from sparsefw.data.opening import open_data
-from sparsefw.durable import strict, write_text
-from sparsefw.sweep.holders import Worker, working
+from sparsefw.data.loaders import open_data
+from sparsefw.errors import Interrupted
 from sparsefw.sweep.ledger import Claim
-from sparsefw.sweep.plan import FIRST, FORM, SweepPlan
+from sparsefw.sweep.locks import Worker, working
 from sparsefw.sweep.storage import AWAY, StorageAway
 from sparsefw.sweep.sweep import Sweep, final_of
+from sparsefw.sweep.sweep_plan import FIRST, FORM, SweepPlan
+from sparsefw.text import first_line
 from sparsefw.train import fit
 from sparsefw.train.checkpoint import newest_step
 from sparsefw.train.config import RunConfig
+from sparsefw.train.evaluate_run import Study
 from sparsefw.train.folder import FolderBusy, RunFolder
 from sparsefw.train.loop import Training, evaluate, evaluated_model
-from sparsefw.train.study import Study
-from sparsefw.words import Interrupted, first_line
 
 VARIABLE = "SPARSEFW_SWEEP_WORKER"  # what to do, as JSON: not on the command line, where others could read a password
 POLL = 1.0  # seconds between looks at the ledger while others work

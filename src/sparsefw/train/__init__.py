@@ -1,9 +1,9 @@
 """Training: recipes, the loop, run folders."""
 
+from sparsefw.errors import Interrupted
 from sparsefw.train.config import RunConfig
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.recipes import load_recipe, recipe_names
 from sparsefw.train.run import fit
-from sparsefw.words import Interrupted
 
 __all__ = ["Interrupted", "RunConfig", "RunFolder", "fit", "load_recipe", "recipe_names"]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.durable import replaced_file
+from sparsefw.atomic_io import replaced_file
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
 

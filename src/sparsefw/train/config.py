@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
-from sparsefw.data.opening import DataConfig
+from sparsefw.config_base import KindName, Section
+from sparsefw.data.loaders import DataConfig
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.methods import Method, method_from
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import KindName, Section
 
 
 class WeightsConfig(Section):

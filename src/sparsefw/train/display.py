@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparsefw.train.constraint import planned_renewals, told
-from sparsefw.train.trouble import Trouble
+from sparsefw.train.constraint_progress import planned_renewals, told
+from sparsefw.train.diagnosis import Trouble
 
 if TYPE_CHECKING:
     from sparsefw.train.loop import Training

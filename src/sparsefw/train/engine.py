@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
+from sparsefw.config_base import ConfigError
 from sparsefw.data.batches import Share
 from sparsefw.environment import cores
 from sparsefw.models import MODELS
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError
 
 # Compiling takes half a minute or more; in shorter trainings it never pays for itself.
 COMPILED_STEPS = 3000

@@ -30,13 +30,13 @@ from typing import Any, TextIO
 
 from torch import nn
 
+from sparsefw.atomic_io import is_leftover, replaced_file, sweep, write_json, write_text
 from sparsefw.compression.artifact.files import ArtifactError, read_json, read_tensors
-from sparsefw.durable import is_leftover, replaced_file, sweep, write_json, write_text
+from sparsefw.config_base import ConfigError, flat
 from sparsefw.environment import environment
 from sparsefw.models import MODELS, build
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_config, write_config
-from sparsefw.typed import ConfigError, flat
 
 LOCK = ".lock"
 # What may change between a start and a resume: where and how fast, and what is done with the result.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sparsefw.durable import write_text
+from sparsefw.atomic_io import write_text
+from sparsefw.config_base import ConfigError, flat
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, flat
 
 
 class MetricsFile:

@@ -22,13 +22,13 @@ from sparsefw.compression import compress, recalibrate
 from sparsefw.compression.curves import distance
 from sparsefw.compression.recovery.batchnorm import has_batch_norm
 from sparsefw.data.batches import Part, generator
-from sparsefw.data.opening import Data
+from sparsefw.data.loaders import Data
 from sparsefw.methods import Batch
 from sparsefw.optim import SFW
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
-from sparsefw.train.constraint import constraint_figures
+from sparsefw.train.constraint_progress import constraint_figures
 from sparsefw.train.engine import Engine, of_all_processes
 from sparsefw.train.tasks import Task
 

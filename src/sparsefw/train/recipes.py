@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
+from sparsefw.config_base import ConfigError, nested, parse
+from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, nested, parse
-from sparsefw.words import did_you_mean
 
 SHIPPED = resources.files("sparsefw") / "recipes"
 

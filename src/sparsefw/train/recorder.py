@@ -8,15 +8,15 @@ from collections.abc import Callable
 from threading import current_thread, main_thread
 from types import FrameType
 
+from sparsefw.errors import Interrupted
 from sparsefw.train.checkpoint import save_checkpoint
-from sparsefw.train.constraint import planned_renewals
+from sparsefw.train.constraint_progress import planned_renewals
+from sparsefw.train.diagnosis import Aim, epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import any_process
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.log import MetricsFile, Tracker, flat_metrics, read_metrics, trackers
 from sparsefw.train.loop import Training, Watcher, synchronise
-from sparsefw.train.trouble import Aim, epochs_of, troubles
-from sparsefw.words import Interrupted
 
 AGREED_EVERY = 8  # steps after which several processes ask each other whether to write a checkpoint or to stop
 

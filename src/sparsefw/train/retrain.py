@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparsefw.atomic_io import replaced_file, write_json
 from sparsefw.compression.structure.masks import global_masks
-from sparsefw.durable import replaced_file, write_json
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.kinds import WEIGHTS
 from sparsefw.methods import Masked
 from sparsefw.methods.layers import layers_of
+from sparsefw.text import did_you_mean
 from sparsefw.train.config import TrainConfig, WeightsConfig
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.run import fit
 from sparsefw.train.schedule import Schedule
-from sparsefw.typed import ConfigError, parse
-from sparsefw.words import did_you_mean
 
 WARM_UP = 0.1  # of the retraining
 

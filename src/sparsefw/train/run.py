@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.spectra import spectra
+from sparsefw.config_base import ConfigError
 from sparsefw.data.batches import Share
-from sparsefw.data.opening import Data, open_data
+from sparsefw.data.loaders import Data, open_data
+from sparsefw.errors import Diverged
 from sparsefw.methods import OptimizerSettings
 from sparsefw.models import MODELS, build, load_weights
 from sparsefw.optim import NonFiniteGradientError, SFWWarning
+from sparsefw.text import first_line
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
 from sparsefw.train.config import RunConfig
+from sparsefw.train.diagnosis import epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
 from sparsefw.train.folder import RunFolder
@@ -28,9 +32,6 @@ from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_mo
 from sparsefw.train.recorder import Judge, Recorder, aim_of
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
-from sparsefw.train.trouble import epochs_of, troubles
-from sparsefw.typed import ConfigError
-from sparsefw.words import Diverged, first_line
 
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from sparsefw.typed import Section
+from sparsefw.config_base import Section
 
 
 class Schedule(Section):

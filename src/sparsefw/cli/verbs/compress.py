@@ -53,7 +53,7 @@ def compress(
     sparsefw compress RUN --target drop=1 --by filters
     """
     from sparsefw.cli.compress_run import compress_run
-    from sparsefw.train.study import Study
+    from sparsefw.train.evaluate_run import Study
 
     amounts = given_amounts(removed, target)
     study = Study.open(run, data, device, trust)

@@ -53,7 +53,7 @@ def curve(
     """
     from sparsefw.cli.run_texts import curve_text
     from sparsefw.report import curves_figure, read_run, save_figure
-    from sparsefw.train.study import Study
+    from sparsefw.train.evaluate_run import Study
 
     study = Study.open(run, data, device, trust)
     how = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)

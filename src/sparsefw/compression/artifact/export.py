@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.structure.layers import call, evaluating
 from sparsefw.compression.structure.removal import relative_gap
-from sparsefw.words import first_line
+from sparsefw.text import first_line
 
 
 class ExportError(RuntimeError):

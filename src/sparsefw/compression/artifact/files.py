@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw import durable
-
 
 class ArtifactError(ValueError):
     """What is wrong with an artifact, where, and what would be right: one line."""
@@ -28,7 +26,7 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
     """
     check_replaceable(folder, is_ours)
     try:
-        with durable.replaced_folder(folder) as aside:
+        with atomic_io.replaced_folder(folder) as aside:
             yield aside
     except OSError as error:
         raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error

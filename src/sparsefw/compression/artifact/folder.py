@@ -43,7 +43,7 @@ from sparsefw.compression.settings import as_number
 from sparsefw.compression.structure.layers import evaluating, is_channels_last
 from sparsefw.environment import environment
 from sparsefw.models import build_registered
-from sparsefw.words import first_line
+from sparsefw.text import first_line
 
 FORMAT, SCHEMA = "sparsefw-artifact", 1
 Constructor = Callable[[], nn.Module]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from sparsefw.compression.structure.layers import call
-from sparsefw.words import first_line
+from sparsefw.text import first_line
 
 
 class NotFiniteError(ValueError):

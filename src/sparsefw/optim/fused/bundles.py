@@ -16,9 +16,9 @@ from torch import Tensor
 from sparsefw.geometry import Ball
 from sparsefw.geometry.gauges import Tip
 from sparsefw.optim.fused import elementwise, entries, rows
+from sparsefw.optim.fused.addresses import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
 from sparsefw.optim.fused.common import rule_number, rule_scales
 from sparsefw.optim.fused.network import Group, Network, Part
-from sparsefw.optim.fused.tables import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
 from sparsefw.optim.stacks import Figures, Stack
 
 

@@ -11,11 +11,11 @@ import torch
 
 from sparsefw.geometry.subspace import columns
 from sparsefw.optim.fused import elementwise, factors, products
+from sparsefw.optim.fused.addresses import chunk_cut, integers, pieces_of
 from sparsefw.optim.fused.bundles import Bundle, Member
 from sparsefw.optim.fused.common import SMALL
 from sparsefw.optim.fused.network import CHUNK, Network
 from sparsefw.optim.fused.products import TILE
-from sparsefw.optim.fused.tables import chunk_cut, integers, pieces_of
 
 _PRODUCTS = dict(INNER=32, num_warps=4, num_stages=3)
 _SLICE = (

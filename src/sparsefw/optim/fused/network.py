@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsefw.optim.fused import elementwise
-from sparsefw.optim.fused.tables import Addresses, Pieces, all_aligned, chunk_cut, integers, pieces_of
-from sparsefw.optim.health import largest_norm
-from sparsefw.optim.weights import State, state_buffer
+from sparsefw.optim.fused.addresses import Addresses, Pieces, all_aligned, chunk_cut, integers, pieces_of
+from sparsefw.optim.master_weights import State, state_buffer
+from sparsefw.optim.nonfinite import largest_norm
 
 CHUNK = 8192
 _MOST_RATES = 64

@@ -22,8 +22,8 @@ from sparsefw.optim.fused.common import rule_number
 from sparsefw.optim.fused.directions import Directions
 from sparsefw.optim.fused.network import Group, Network, Part, Rest
 from sparsefw.optim.kernels import is_dense
+from sparsefw.optim.master_weights import State
 from sparsefw.optim.stacks import Stack
-from sparsefw.optim.weights import State
 
 _MOST_ROWS = 16_384  # of one block: they are chosen by one program
 _MOST_ENTRIES = 2**31 - 1

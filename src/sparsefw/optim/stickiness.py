@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry.select import top_k_mask
-from sparsefw.optim.weights import State, state_buffer
+from sparsefw.optim.master_weights import State, state_buffer
 
 
 def averaged(states: Sequence[State], norms: Tensor, rho: float, healthy: Tensor | None) -> Tensor:

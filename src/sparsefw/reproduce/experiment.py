@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparsefw.durable import write_json, write_text
+from sparsefw.atomic_io import write_json, write_text
 from sparsefw.environment import environment
+from sparsefw.errors import Interrupted
 from sparsefw.plotting.canvas import draw_chart, save_figure
 from sparsefw.plotting.charts import Chart, HeatMap
 from sparsefw.plotting.panels import draw_heat_maps
 from sparsefw.report.tables import Table, save_table
 from sparsefw.sweep.run import stop_asked, threads
-from sparsefw.words import Interrupted
 
 POLL = 0.1  # seconds
 QUICK_STEM = "digits-resnet"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparsefw.train.trouble import Aim, Epoch, epochs_of, troubles
+from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, troubles
 
 # 900 images at chance 10 %: a standard deviation is sqrt(0.1 * 0.9 / 900) = 1 point.
 AIM = Aim(epochs=20, images=900, chance=10.0, lr=0.1)

@@ -12,9 +12,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import Field, model_validator
 
+from sparsefw.config_base import ConfigError, Section, flat
 from sparsefw.sweep.grids import Grid, Range
 from sparsefw.train.config import RunConfig
-from sparsefw.typed import ConfigError, Section, flat
 
 RESERVED = (
     "workers",

@@ -13,9 +13,9 @@ from typing import Any
 from sparsefw.plotting.charts import Axis, Chart, HeatMap, Line, Spread, spread_of
 from sparsefw.plotting.palette import looks_of
 from sparsefw.report.tables import Table
+from sparsefw.reproduce.experiment import QUICK_STEM, Command, Experiment, Findings, Setting, run_commands
 from sparsefw.reproduce.paper import deviations, paper
-from sparsefw.reproduce.setting import QUICK_STEM, Command, Experiment, Findings, Setting, run_commands
-from sparsefw.reproduce.weights import NO_NUMBERS, map_table
+from sparsefw.reproduce.weight_figures import NO_NUMBERS, map_table
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.log import read_metrics
 from sparsefw.train.recipes import load_recipe

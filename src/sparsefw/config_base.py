@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from sparsefw.kinds import kind_of
-from sparsefw.words import did_you_mean
+from sparsefw.text import did_you_mean
 
 
 class Section(BaseModel):

@@ -10,17 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparsefw.atomic_io import write_json
 from sparsefw.compression import Curve, compress, curve
 from sparsefw.compression.compressing import Compressed
-from sparsefw.data.opening import Data, open_data
-from sparsefw.durable import write_json
+from sparsefw.config_base import ConfigError
+from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import evaluate
 from sparsefw.train.tasks import Task, task_for
-from sparsefw.typed import ConfigError
 
 SPLITS = ("test", "validation")
 HOW = ("score", "allocation", "refit")  # written beside a curve: what else its figures depend on

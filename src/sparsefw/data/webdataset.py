@@ -13,11 +13,11 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from sparsefw.atomic_io import replaced_file
 from sparsefw.data.errors import DataError
 from sparsefw.data.files import VERSION, content_hash, shards
 from sparsefw.data.images import decode_rgb, is_image
 from sparsefw.data.source import Item, Source, checked_class
-from sparsefw.durable import replaced_file
 
 PATTERNS = {"train": ("train-*.tar", "*train*.tar"), "test": ("val-*.tar", "validation-*.tar", "*val*.tar")}
 

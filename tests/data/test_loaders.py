@@ -8,9 +8,9 @@ import pytest
 
 from data.opened import opened, rows, whole
 from data.written import encoded, picture, put, write
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.data import DataError
-from sparsefw.data.opening import DataConfig, cache_folder
-from sparsefw.typed import ConfigError, parse
+from sparsefw.data.loaders import DataConfig, cache_folder
 
 
 def test_what_is_known_about_a_data_set(tmp_path):

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt, model_validator
 
+from sparsefw.atomic_io import cache_folder
+from sparsefw.config_base import Section
 from sparsefw.data.augment import Augment
 from sparsefw.data.batches import Normal, Part, Share, split
 from sparsefw.data.decoded import decoded
@@ -21,8 +23,6 @@ from sparsefw.data.registry import DatasetInfo, dataset, noise_info
 from sparsefw.data.resident import Resident, Stored
 from sparsefw.data.source import Source
 from sparsefw.data.streaming import Streaming
-from sparsefw.durable import cache_folder
-from sparsefw.typed import Section
 
 
 class DataConfig(Section):

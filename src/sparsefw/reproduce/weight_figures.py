@@ -10,10 +10,10 @@ from typing import Any
 from sparsefw.plotting.charts import Chart, HeatMap, Line, spread_of
 from sparsefw.plotting.palette import looks_of
 from sparsefw.report.tables import Table
-from sparsefw.reproduce.setting import Findings, Setting
-from sparsefw.reproduce.tables import Swept, comparison_chart, metric_of, ratio_axis
-from sparsefw.sweep.plan import SweepPlan, in_words
+from sparsefw.reproduce.experiment import Findings, Setting
+from sparsefw.reproduce.paper_tables import Swept, comparison_chart, metric_of, ratio_axis
 from sparsefw.sweep.select import in_figures
+from sparsefw.sweep.sweep_plan import SweepPlan, in_words
 
 NO_NUMBERS = "the paper prints this figure without numbers: nothing to subtract"
 

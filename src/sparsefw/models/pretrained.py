@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.words import first_line
+from sparsefw.text import first_line
 
 # What a classifier has on top of what others build on, in torchvision's names and ours.
 CLASSIFIER = "fc.*"

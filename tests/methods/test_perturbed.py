@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from methods.by_hand import Bowl, gradient_of, layer
+from sparsefw.config_base import ConfigError
 from sparsefw.methods import SAM, Batch, CrAM, method_from
 from sparsefw.methods.cram import _largest_without_waiting
-from sparsefw.typed import ConfigError
 from train.harness import step_of
 
 START = [[3.0, 0.0], [0.0, 4.0]]

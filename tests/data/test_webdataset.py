@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from data.written import add_to_tar, encoded, picture, write
-from sparsefw.data import DataError, open_part, tars
+from sparsefw.data import DataError, open_part, webdataset
 
 PNG = encoded(picture(0, 0, (4, 4)))
 
@@ -82,8 +82,8 @@ def test_a_gap_in_the_numbers_is_named(tmp_path):
 def test_the_index_is_kept_and_made_again_when_needed(tmp_path, monkeypatch):
     write("imagenet", tmp_path / "data", format="webdataset")
     scans = []
-    scan = tars._scan
-    monkeypatch.setattr(tars, "_scan", lambda files: scans.append(len(files)) or scan(files))
+    scan = webdataset._scan
+    monkeypatch.setattr(webdataset, "_scan", lambda files: scans.append(len(files)) or scan(files))
     cache = tmp_path / "cache"
     expected = [opened(tmp_path / "data", cache=cache).load(i).target for i in range(8)]
     assert expected == [0, 1, 2, 3, 0, 1, 2, 3]

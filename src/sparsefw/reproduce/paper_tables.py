@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsefw.bench import STEADY, measure_training_speed
+from sparsefw.config_base import parse
 from sparsefw.kinds import kind_of
 from sparsefw.plotting.charts import Axis, Chart, Line, Spread, spread_of
 from sparsefw.plotting.palette import looks_of
 from sparsefw.report.series import SHOWN
 from sparsefw.report.tables import Table
+from sparsefw.reproduce.experiment import QUICK_STEM, Experiment, Findings, Setting
 from sparsefw.reproduce.paper import SEEDS, PaperTable, deviations, paper
-from sparsefw.reproduce.setting import QUICK_STEM, Experiment, Findings, Setting
 from sparsefw.sweep.grids import load_grid
-from sparsefw.sweep.plan import SweepPlan
 from sparsefw.sweep.run import begin_sweep, run_sweep
 from sparsefw.sweep.select import in_figures
 from sparsefw.sweep.storage import storage_url
-from sparsefw.typed import parse
-from sparsefw.words import counted
+from sparsefw.sweep.sweep_plan import SweepPlan
+from sparsefw.text import counted
 
 SECONDS, QUICK_SECONDS = 5.0, 0.5  # that a rate is measured for
 

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.sweep import run
 from sparsefw.sweep import sweep as module
 from sparsefw.sweep.grids import Grid, Range, load_grid
-from sparsefw.sweep.plan import SweepPlan, slug
 from sparsefw.sweep.storage import open_storage, shown_url, storage_url
 from sparsefw.sweep.sweep import Sweep
-from sparsefw.typed import ConfigError, parse
+from sparsefw.sweep.sweep_plan import SweepPlan, slug
 from sweep.sweeps import GRID, begun, write_grid
 
 RANGES = """
