@@ -30,13 +30,17 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"config_base", "atomic_io", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "text"},
     "train": {
-        "kinds", "optim", "compression", "data", "models", "methods", "environment", "config_base", "atomic_io", "errors", "text", "__version__",
+        "kinds", "optim", "compression", "data", "models", "methods",
+        "environment", "config_base", "atomic_io", "errors", "text", "__version__",
     },
     "sweep": {"compression", "data", "train", "environment", "config_base", "atomic_io", "errors", "text"},
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {"kinds", "plotting", "atomic_io"},  # reads run folders only, and never trains
     "bench": {"data", "methods", "train", "environment", "config_base", "text"},
-    "reproduce": {"kinds", "train", "sweep", "plotting", "report", "bench", "environment", "config_base", "atomic_io", "errors", "text"},
+    "reproduce": {
+        "kinds", "train", "sweep", "plotting", "report", "bench",
+        "environment", "config_base", "atomic_io", "errors", "text",
+    },
     "cli": {
         "geometry", "kinds", "kind_words", "models", "compression", "data", "methods", "train", "sweep", "report", "bench",
         "reproduce", "environment", "config_base", "atomic_io", "errors", "text", "__version__",

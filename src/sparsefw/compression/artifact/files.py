@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsefw import atomic_io
+
 
 class ArtifactError(ValueError):
     """What is wrong with an artifact, where, and what would be right: one line."""
