@@ -1,26 +1,23 @@
-"""Dense against compressed: measured latency beside the MAC ratio, eager and in onnxruntime, all in one run.
+"""Measures the latency of compressed networks beside their MAC ratio, eager and in onnxruntime, all in one run.
 
     python benchmarks/compressed_latency.py [--model resnet18] [--batch 8] [--json FILE]
 
-Weights are random: time depends on shapes only. Variants of one backend are timed in turn, round by round, so that a slow
-moment of the machine falls on all of them; the median over the rounds is reported.
+Weights are random, because the time depends on shapes only. The networks of one backend take turns, round after round, so that
+a slow moment of the machine falls on all of them; medians over the rounds are reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shared import Step, median_milliseconds, write_record
 from sparsefw import compress
 from sparsefw.compression.artifact.export import onnx_session
 from sparsefw.compression.cost import costs
@@ -29,29 +26,37 @@ from sparsefw.environment import device_name
 from sparsefw.models import build
 
 RATIOS = (0.3, 0.5, 0.7, 0.9)
+WARM_UP_CALLS = 3  # before every timed call
 
 
-def variants(model: nn.Module, example: torch.Tensor, round_to: int) -> dict[str, nn.Module]:
-    found = {"dense": model}
+def compressed_networks(model: nn.Module, example: torch.Tensor, round_to: int) -> dict[str, nn.Module]:
+    """Return the dense network, and compressed ones by name."""
+    networks = {"dense": model}
     for kind in ("filters", "rank"):
         for multiple in (1, round_to):
             for ratio in RATIOS:
                 name = f"{kind} {ratio:.0%}" + (f", multiples of {multiple}" if multiple > 1 else "")
-                found[name] = compress(model, example=example, round_to=multiple, **{kind: ratio}).model
-    return found
+                networks[name] = compress(model, example=example, round_to=multiple, **{kind: ratio}).model
+    return networks
 
 
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per call of each, one after the other in every round, each after three calls that warm its caches."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, once in runs.items():
-            for _ in range(3):
-                once()
-            start = time.perf_counter()
-            once()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return times
+def eager_calls(networks: dict[str, nn.Module], example: torch.Tensor) -> dict[str, Step]:
+    def eager(network: nn.Module) -> Step:
+        return lambda: call(network, example)
+
+    return {name: eager(network) for name, network in networks.items()}
+
+
+def onnxruntime_calls(networks: dict[str, nn.Module], example: torch.Tensor) -> dict[str, Step]:
+    sessions = {}
+    for name, network in networks.items():
+        with evaluating(network):
+            sessions[name] = onnx_session(network, example)
+    return sessions
+
+
+def timed(calls: dict[str, Step], rounds: int) -> dict[str, float]:
+    return median_milliseconds(calls, rounds, "cpu", warm_up_each_round=WARM_UP_CALLS)
 
 
 def main() -> None:
@@ -65,31 +70,23 @@ def main() -> None:
     torch.manual_seed(0)
     model = build(args.model, classes=10, stem="cifar").eval()
     example = torch.randn(args.batch, 3, 32, 32)
-    models = variants(model, example, args.round_to)
-
-    def eager(net: nn.Module) -> Callable[[], Any]:
-        return lambda: call(net, example)
-
+    networks = compressed_networks(model, example, args.round_to)
     with torch.no_grad():
-        in_eager = interleaved({name: eager(net) for name, net in models.items()}, args.rounds)
-    sessions: dict[str, Callable[[], Any]] = {}
-    for name, net in models.items():
-        with evaluating(net):
-            sessions[name] = onnx_session(net, example)
-    in_onnxruntime = interleaved(sessions, args.rounds)
+        milliseconds = {"eager": timed(eager_calls(networks, example), args.rounds)}
+    milliseconds["onnxruntime"] = timed(onnxruntime_calls(networks, example), args.rounds)
     dense = costs(model, example)
     rows = []
-    for name, net in models.items():
-        size = costs(net, example)
+    for name, network in networks.items():
+        size = costs(network, example)
         row: dict[str, Any] = {
             "model": name,
             "parameters": size.parameters,
             "macs": size.macs,
             "mac_ratio": dense.macs / size.macs,
         }
-        for backend, times in (("eager", in_eager), ("onnxruntime", in_onnxruntime)):
-            row[f"{backend}_ms"] = statistics.median(times[name])
-            row[f"{backend}_speedup"] = statistics.median(times["dense"]) / row[f"{backend}_ms"]
+        for backend, times in milliseconds.items():
+            row[f"{backend}_ms"] = times[name]
+            row[f"{backend}_speedup"] = times["dense"] / times[name]
         rows.append(row)
     import onnxruntime
 
@@ -108,10 +105,10 @@ def main() -> None:
     print(f"{args.model}, 32 x 32, batch {args.batch}, {result['hardware']}")
     print(f"{'':32}{'parameters':>12}{'MACs':>8}{'eager':>20}{'onnxruntime':>20}")
     for row in rows:
-        times = "".join(f"{row[f'{b}_ms']:>10.2f} ms{row[f'{b}_speedup']:>6.1f}x" for b in ("eager", "onnxruntime"))
+        times = "".join(f"{row[f'{b}_ms']:>10.2f} ms{row[f'{b}_speedup']:>6.1f}x" for b in milliseconds)
         print(f"{row['model']:32}{row['parameters']:>12,}{row['mac_ratio']:>7.1f}x{times}")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_record(args.json, result)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,30 @@
-"""How good the vertices of a rank training are: <vertex, m> / <best vertex, m> of every layer, exactly, over a run.
+"""Measures the quality of the vertices of a rank training: <vertex, m> / <best vertex, m> of every layer, computed exactly.
 
     python benchmarks/oracle_quality.py digits-resnet-rank [--data DIR] [--set KEY=VALUE] [--every 50] [--json FILE]
 
-Trains the recipe as `sparsefw train` does, but keeps nothing of it, and looks at the oracle's last answer every N steps.
+Trains the recipe as `sparsefw train` does, but writes no run folder, and measures the last vertex of every layer every N steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from recipes import typed
-from sparsefw.atomic_io import strict
+from shared import reproducible_arguments, write_record
 from sparsefw.environment import environment
+from sparsefw.runfolder.schema import EpochFigures
 from sparsefw.train.display import Display
 from sparsefw.train.loop import Training, Watcher, train
 from sparsefw.train.recipes import load_recipe
 from sparsefw.train.run import prepare
 
 
-class Inspector(Watcher):
-    """Layer -> its quality at every step that was looked at."""
+class QualityWatcher(Watcher):
+    """Collects the quality of every layer, every so many steps."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -33,18 +32,21 @@ class Inspector(Watcher):
         self.quality: dict[str, list[float]] = {}
 
     def stepped(self, training: Training, lr: float) -> None:
-        self._look(training)
+        self._measure(training)
 
-    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None:
-        self._look(training)
-        loss, found = figures["train"]["loss"], self.overall()
+    def epoch_ended(self, training: Training, lr: float, figures: EpochFigures) -> None:
+        self._measure(training)
         epochs = f"epoch {training.epoch}/{training.config.train.epochs}"
-        print(f"{epochs}  loss {loss:.4f}  quality {found['mean']:.4f}, at least {found['min']:.4f}", file=sys.stderr)
+        quality = self.overall()
+        print(
+            f"{epochs}  loss {figures.train['loss']:.4f}  quality {quality['mean']:.4f}, at least {quality['min']:.4f}",
+            file=sys.stderr,
+        )
 
     def overall(self) -> dict[str, Any]:
-        return summary([value for values in self.quality.values() for value in values])
+        return summarize([value for values in self.quality.values() for value in values])
 
-    def _look(self, training: Training) -> None:
+    def _measure(self, training: Training) -> None:
         if training.step % self._every:
             return
         self.steps.append(training.step)
@@ -52,8 +54,8 @@ class Inspector(Watcher):
             self.quality.setdefault(name, []).append(quality)
 
 
-def summary(values: list[float]) -> dict[str, Any]:
-    """nan, where a gradient was 0, counts neither as good nor as bad."""
+def summarize(values: list[float]) -> dict[str, Any]:
+    """Return mean, minimum and count of the known values; the quality of a zero gradient is nan."""
     known = [value for value in values if not math.isnan(value)]
     return {
         "mean": statistics.fmean(known) if known else math.nan,
@@ -62,22 +64,24 @@ def summary(values: list[float]) -> dict[str, Any]:
     }
 
 
-def inspected(recipe: str, data: Path | None, changes: list[str], every: int) -> dict[str, Any]:
+def measure_quality(recipe: str, data: Path | None, changes: list[str], every: int) -> dict[str, Any]:
+    """Train a recipe, and return the quality of its vertices."""
     config = load_recipe(recipe, changes)
-    training, inspector = prepare(config, data, Display(config.name, quiet=True)), Inspector(every)
-    train(training, inspector)
-    if not inspector.quality:
+    training = prepare(config, data, Display(config.name, quiet=True))
+    watcher = QualityWatcher(every)
+    train(training, watcher)
+    if not watcher.quality:
         raise SystemExit(
-            f"{recipe}: nothing to look at in {training.step} steps; is a layer constrained, is --every less?"
+            f"{recipe}: nothing was measured in {training.step} steps; must have a constrained layer, and --every no larger"
         )
     return {
         "engine": str(training.engine),
         "method": config.method.model_dump(),
         "steps": training.step,
-        "overall": inspector.overall(),
-        "layers": {name: summary(values) for name, values in inspector.quality.items()},
-        "looked_at": inspector.steps,
-        "quality": inspector.quality,
+        "overall": watcher.overall(),
+        "layers": {name: summarize(values) for name, values in watcher.quality.items()},
+        "looked_at": watcher.steps,
+        "quality": watcher.quality,
     }
 
 
@@ -89,16 +93,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = inspected(args.recipe, args.data, args.changes, args.every)
-    width = max(map(len, found["layers"]))
-    print(f"{args.recipe}, {found['steps']} steps on {found['engine']}, looked at every {args.every}")
+    quality = measure_quality(args.recipe, args.data, args.changes, args.every)
+    width = max(map(len, quality["layers"]))
+    print(f"{args.recipe}, {quality['steps']} steps on {quality['engine']}, measured every {args.every}")
     print(f"{'layer':{width}}    mean     min")
-    for name, row in (*found["layers"].items(), ("all", found["overall"])):
+    for name, row in (*quality["layers"].items(), ("all", quality["overall"])):
         print(f"{name:{width}}  {row['mean']:.4f}  {row['min']:.4f}")
     if args.json:
-        options = [*(("--data", "DIR") if args.data else ()), *(w for c in args.changes for w in ("--set", c))]
-        command = f"python benchmarks/oracle_quality.py {typed([args.recipe, *options, '--every', str(args.every)])}"
-        args.json.write_text(json.dumps(strict({"command": command, **environment(), **found}), indent=1) + "\n")
+        words = [args.recipe, *(["--data", str(args.data)] if args.data else [])]
+        words += [word for change in args.changes for word in ("--set", change)]
+        words += ["--every", str(args.every)]
+        command = f"python benchmarks/oracle_quality.py {reproducible_arguments(words)}"
+        write_record(args.json, {"command": command, **environment(), **quality})
 
 
 if __name__ == "__main__":

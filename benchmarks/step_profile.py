@@ -1,14 +1,13 @@
-"""Where the time of a training step goes: the kernels of the rows of `sparsefw bench train`, added up by what they do.
+"""Profiles a training step: the GPU kernels of rows of `sparsefw bench train`, added up by their purpose.
 
     python benchmarks/step_profile.py cifar10-resnet18 [--rows sgd,filters,rank-0.3] [--data DIR] [--set KEY=VALUE] [--json FILE]
 
-Needs a CUDA device. The steps are those of `sparsefw train`: same data path, same graph.
+Needs a CUDA device. The steps are those of `sparsefw train`, with the same data path and the same graph.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,13 +15,15 @@ from typing import Any
 
 import torch
 
-from sparsefw.bench import ROWS, WARM_UP_STEPS, chosen_rows, endless_batches, row_config
+from shared import write_record
+from sparsefw.bench import ROWS, WARM_UP_STEPS, choose_rows, endless_batches, row_config
 from sparsefw.environment import environment
 from sparsefw.train.display import Display
 from sparsefw.train.run import prepare
 
 STEPS = 20
-KINDS = {
+# Purpose -> pattern of kernel names; the first that matches counts.
+PURPOSES = {
     "sparsefw": r"^sfw_",
     "compiled by inductor": r"^triton_",
     "optimizer (torch)": r"multi_tensor_apply|CatArray|lpnorm",
@@ -32,62 +33,69 @@ KINDS = {
 }
 
 
-def kind_of(kernel: str) -> str:
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other kernels of torch")
+def purpose_of(kernel: str) -> str:
+    matches = (purpose for purpose, pattern in PURPOSES.items() if re.search(pattern, kernel))
+    return next(matches, "other kernels of torch")
 
 
 def profile(stem: str, row: str, data: Path | None, changes: list[str]) -> dict[str, Any]:
-    t = prepare(row_config(stem, ROWS[row], data, changes), data, Display(stem, quiet=True))
-    t.model.train()
-    batches = endless_batches(t)
+    """Return the microseconds per step of a row, by purpose and by kernel."""
+    training = prepare(row_config(stem, ROWS[row], data, changes), data, Display(stem, quiet=True))
+    training.model.train()
+    batches = endless_batches(training)
     for _ in range(WARM_UP_STEPS):
-        t.rates.scale(1.0)
-        t.advance(next(batches))
+        training.rates.scale(1.0)
+        training.advance(next(batches))
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         for _ in range(STEPS):
-            t.rates.scale(1.0)
-            t.sums += t.advance(next(batches))
+            training.rates.scale(1.0)
+            training.sums += training.advance(next(batches))
         torch.cuda.synchronize()
-    micro: Counter[str] = Counter()
-    count: Counter[str] = Counter()
+    microseconds: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
     for event in trace.events():
-        micro[event.name] += event.device_time
-        count[event.name] += 1
-    kinds: Counter[str] = Counter()
-    for name, time in micro.items():
-        kinds[kind_of(name)] += time / STEPS
+        microseconds[event.name] += event.device_time
+        launches[event.name] += 1
+    by_purpose: Counter[str] = Counter()
+    for name, time in microseconds.items():
+        by_purpose[purpose_of(name)] += time / STEPS
     kernels = [
-        {"kernel": name[:120], "kind": kind_of(name), "us": round(time / STEPS, 1), "launches": count[name] / STEPS}
-        for name, time in micro.most_common()
+        {
+            "kernel": name[:120],
+            "kind": purpose_of(name),
+            "us": round(time / STEPS, 1),
+            "launches": launches[name] / STEPS,
+        }
+        for name, time in microseconds.most_common()
     ]
     return {
-        "us_by_kind": {kind: round(time, 1) for kind, time in kinds.most_common()},
-        "us": round(sum(kinds.values()), 1),
-        "launches": sum(count.values()) / STEPS,
+        "us_by_kind": {purpose: round(time, 1) for purpose, time in by_purpose.most_common()},
+        "us": round(sum(by_purpose.values()), 1),
+        "launches": sum(launches.values()) / STEPS,
         "kernels": kernels,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe")
+    parser.add_argument("recipe", help="without its variant")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rows", default="sgd,filters,weights,rank-0.1,rank-0.3")
-    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], dest="changes")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--top", type=int, default=12)
+    parser.add_argument("--top", type=int, default=12, help="how many kernels to print")
     args = parser.parse_args()
-    results = {}
-    for row in chosen_rows(args.rows):
-        found = results[row] = profile(args.recipe, row, args.data, args.set)
-        print(f"\n{row}: {found['us']:,.0f} us of kernels in {found['launches']:.0f} launches a step")
-        for kind, time in found["us_by_kind"].items():
-            print(f"  {time:8.1f}  {kind}")
-        for kernel in found["kernels"][: args.top]:
+    profiles = {}
+    for row in choose_rows(args.rows):
+        profiles[row] = profile(args.recipe, row, args.data, args.changes)
+        print(f"\n{row}: {profiles[row]['us']:,.0f} us of kernels in {profiles[row]['launches']:.0f} launches a step")
+        for purpose, time in profiles[row]["us_by_kind"].items():
+            print(f"  {time:8.1f}  {purpose}")
+        for kernel in profiles[row]["kernels"][: args.top]:
             print(f"    {kernel['us']:8.1f} us  {kernel['launches']:5.1f} x  {kernel['kernel'][:90]}")
     if args.json:
-        args.json.write_text(json.dumps({"results": results, **environment()}, indent=1))
+        write_record(args.json, {"results": profiles, **environment()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which architectures can be compressed how: the trials of the tests' zoo, written down as docs/support.md.
+"""Writes docs/support.md: which architectures can be compressed, and how, as the trials of the tests' zoo show.
 
 python benchmarks/support_matrix.py [--only NAME ...] [--output FILE]
 """
@@ -11,7 +11,6 @@ import platform
 import re
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -23,8 +22,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from compression.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, attempt, share_removable  # noqa: E402
+from shared import markdown_table  # noqa: E402
 from sparsefw.compression import compress  # noqa: E402
 from sparsefw.compression.artifact.export import ExportError, export_onnx  # noqa: E402
+from sparsefw.compression.reasons import Cause  # noqa: E402
 from sparsefw.compression.structure.attention import plain_attention  # noqa: E402
 from sparsefw.compression.structure.removal import removable_channels  # noqa: E402
 
@@ -50,6 +51,8 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Row:
+    """The trials of one architecture."""
+
     architecture: Architecture
     removable: float
     trials: dict[str, Trial]
@@ -58,18 +61,22 @@ class Row:
     def cells(self) -> list[str]:
         note = f" ({self.architecture.note})" if self.architecture.note else ""
         kinds = [_cell(kind, self.trials[kind]) for kind in KINDS]
-        return [self.architecture.name + note, f"{self.removable:.0%}", *kinds, self.onnx, self._left()]
+        return [self.architecture.name + note, f"{self.removable:.0%}", *kinds, self.onnx, self._untouched()]
 
-    def _left(self) -> str:
+    def _untouched(self) -> str:
+        """Return the reasons for which channels were not removed."""
         small = self.trials[FILTERS].small
         if small is None:
             return self.trials[FILTERS].refused
-        reasons = Counter(_general(u.reason) for u in small.plan.untouched if not u.note)
-        return "; ".join(reason for reason in reasons if reason != "the model's output") or "nothing"
+        untouched = [u for u in small.plan.untouched if not u.note and u.cause is not Cause.OUTPUT]
+        return "; ".join(dict.fromkeys(_without_layer_name(u.reason) for u in untouched)) or "nothing"
 
 
-def _general(reason: str) -> str:
-    """Without the name of the layer: "features.0.1 (LayerNorm2d) averages over them" -> "LayerNorm2d averages over them"."""
+def _without_layer_name(reason: str) -> str:
+    """Return a reason without the name of the layer.
+
+    "features.0.1 (LayerNorm2d) averages over them" becomes "LayerNorm2d averages over them".
+    """
     return re.sub(r"^\S+ \((\w+)\)", r"\1", reason)
 
 
@@ -85,11 +92,13 @@ def _cell(kind: str, trial: Trial) -> str:
 
 
 def examine(architecture: Architecture) -> Row:
-    dense, inputs = architecture.make(), architecture.inputs()
+    dense = architecture.make()
+    inputs = architecture.inputs()
     trials = {kind: attempt(dense, inputs, **{kind: 0.5}) for kind in KINDS}
     supported = {kind: 0.5 for kind in (FILTERS, RANK) if trials[kind].small is not None}
     onnx = _onnx(compress(dense, example=inputs, **supported).model, inputs) if supported else "nothing to export"
-    return Row(architecture, share_removable(removable_channels(plain_attention(dense), inputs)), trials, onnx)
+    removable = share_removable(removable_channels(plain_attention(dense), inputs))
+    return Row(architecture, removable, trials, onnx)
 
 
 def _onnx(small: nn.Module, inputs: object) -> str:
@@ -101,31 +110,31 @@ def _onnx(small: nn.Module, inputs: object) -> str:
 
 
 def versions() -> str:
-    found = [f"Python {platform.python_version()}"]
+    texts = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
+            texts.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"no {package}")
-    return ", ".join(found)
+            texts.append(f"no {package}")
+    return ", ".join(texts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="names of architectures; the default is all")
+    parser.add_argument("--only", nargs="*", help="names of architectures; default: all")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "support.md")
-    options = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    rows = []
     for architecture in ZOO:
-        if options.only and architecture.name not in options.only:
+        if args.only and architecture.name not in args.only:
             continue
         if architecture.missing:
             raise SystemExit(f"{architecture.name}: {architecture.missing}")
-        lines.append(f"| {' | '.join(examine(architecture).cells())} |")
-        print(lines[-1], flush=True)
+        rows.append(examine(architecture).cells())
+        print(" | ".join(rows[-1]), flush=True)
     text = INTRODUCTION.format(day=date.today(), versions=versions(), tolerance=TOLERANCE)
-    options.output.write_text(text + "\n".join(lines) + "\n")
+    args.output.write_text(text + markdown_table(COLUMNS, rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ for method in ("SGD", "SFW"):
     net = build("resnet_digits")
     steps = EPOCHS * len(images.split(BATCH))
     if method == "SFW":
-        what = coupled_filters(net, images[:2])  # filters, together with those that they are removed with
-        groups = constrain(net, what, steps=steps, renewals=8, k=0.3, report=None)
+        rules = coupled_filters(net, images[:2])  # filters that must be removed together are constrained together
+        groups = constrain(net, rules, steps=steps, renewals=8, k=0.3, report=None)
         optimizer = SFW(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)

@@ -1,4 +1,4 @@
-"""What tests share: the lists they run over (a region, a rule or a shape is tested by being listed), and a network to train."""
+"""The lists that tests run over, and a network to train: a region, a rule or a shape is tested by being listed here."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def regions(shape: tuple[int, ...], radius: float = 1.5, exact: bool = True) -> 
     entries, rows = math.prod(shape), shape[0]
     rank = min(rows, entries // rows)
     solver = geo.ExactSVD() if exact else geo.WarmSubspace()
-    found = [geo.LpBall(p, radius) for p in (1, 1.4, 2, 3.0, math.inf)]
+    balls = [geo.LpBall(p, radius) for p in (1, 1.4, 2, 3.0, math.inf)]
     for k in sorted({1, max(1, entries // 3), entries}):
-        found += [geo.KSparsePolytope(k, radius), geo.KSupportBall(k, radius)]
-    found += [geo.GroupLassoBall(radius), geo.NuclearBall(radius, solver), geo.SpectralBall(radius, solver)]
+        balls += [geo.KSparsePolytope(k, radius), geo.KSupportBall(k, radius)]
+    balls += [geo.GroupLassoBall(radius), geo.NuclearBall(radius, solver), geo.SpectralBall(radius, solver)]
     for k in sorted({1, max(1, rows // 2), rows}):
-        found.append(geo.GroupKSupportBall(k, radius))
+        balls.append(geo.GroupKSupportBall(k, radius))
     for k in sorted({1, max(1, rank // 2), rank}):
-        found += [geo.SpectralKSupportBall(k, radius, solver), geo.SpectralKSparse(k, radius, solver)]
+        balls += [geo.SpectralKSupportBall(k, radius, solver), geo.SpectralKSparse(k, radius, solver)]
     if len(shape) > 1:
-        found += [geo.NMBall(2, 4, radius), geo.NMBall(1, 2, radius), geo.NMBall(3, 3, radius)]
-        found.append(geo.GroupKSupportBall(max(1, shape[1] // 2), radius, axis=1))
-        found += [Ball(geo.Groups(1, width=2), geo.KSupport(1), radius)] if shape[1] % 2 == 0 else []  # attention heads
+        balls += [geo.NMBall(2, 4, radius), geo.NMBall(1, 2, radius), geo.NMBall(3, 3, radius)]
+        balls.append(geo.GroupKSupportBall(max(1, shape[1] // 2), radius, axis=1))
+        balls += [Ball(geo.Groups(1, width=2), geo.KSupport(1), radius)] if shape[1] % 2 == 0 else []  # attention heads
     labels = torch.arange(entries) % min(entries, 3)
-    found.append(geo.GroupKSupportBall(1 if entries == 1 else min(2, int(labels.max()) + 1), radius, labels=labels))
-    return found
+    balls.append(geo.GroupKSupportBall(1 if entries == 1 else min(2, int(labels.max()) + 1), radius, labels=labels))
+    return balls
 
 
 CASES = [(shape, region) for shape in SHAPES for region in regions(shape)]

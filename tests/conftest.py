@@ -1,4 +1,4 @@
-"""Before anything is imported: without a GPU, Triton's interpreter runs its kernels on the CPU, for tests that ask for them."""
+"""Run Triton kernels by its interpreter where there is no GPU: the variable must be set before Triton is imported."""
 
 from __future__ import annotations
 

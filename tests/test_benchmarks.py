@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/, as far as they do more than print: tables, theory and summaries by hand."""
+"""The scripts in benchmarks/: their tables, theory and summaries, computed by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import oracle_quality
 import report_speed
 import scaling
 import throughput
+from shared import CommandAnswer
 from sparsefw.bench import measure_training_speed
 from sparsefw.report import read_runs
 
 ENVIRONMENT = {"versions": {"sparsefw": "0.1.0", "torch": "2.9"}, "date": "2026-01-02"}
 
 
-def answer(on_gpu: bool) -> dict:
+def bench_answer(on_gpu: bool) -> dict:
+    """Return a made-up answer of `sparsefw bench train`."""
+
     def row(label, rate, memory, engine="cuda:0, cuda_graph"):
         peak = memory << 20 if on_gpu else 0
         shares = {"share": rate / 20_000, "memory_share": memory / 400 if on_gpu else None}
@@ -31,12 +34,12 @@ def answer(on_gpu: bool) -> dict:
 
 
 def rendered(**answers: dict) -> str:
-    how = {"command": "sparsefw bench train x", "seconds": 1.0, "device": "NVIDIA H200"}
-    return throughput.render({name: {**how, "answer": one} for name, one in answers.items()})
+    conditions = {"command": "sparsefw bench train x", "seconds": 1.0, "device": "NVIDIA H200"}
+    return throughput.render({name: {**conditions, "answer": answer} for name, answer in answers.items()})
 
 
-def test_the_throughput_table_says_what_was_measured_where_and_how():
-    text = rendered(x=answer(on_gpu=True))
+def test_the_throughput_table_names_command_machine_and_engine():
+    text = rendered(x=bench_answer(on_gpu=True))
     assert "`sparsefw bench train x`: NVIDIA H200, 2026-01-02, sparsefw 0.1.0, torch 2.9; cuda:0, cuda_graph" in text
     assert "## x\n" in text
     assert "cuda:0, cuda_graph; batches of 128 images, made up. SGD" in text
@@ -46,18 +49,18 @@ def test_the_throughput_table_says_what_was_measured_where_and_how():
     assert "| NUC (full SVD) | 500 | 0.025 | 256.00 | 0.990 to 1.020 | 1,000 | 2.50 |\n" in text
 
 
-def test_without_a_gpu_the_table_has_no_memory():
-    text = rendered(x=answer(on_gpu=False))
+def test_the_throughput_table_of_a_cpu_has_no_memory():
+    text = rendered(x=bench_answer(on_gpu=False))
     assert "peak" not in text
     assert "| SGD | 20,000 | 1.000 | 6.40 | 0.990 to 1.020 |\n" in text
 
 
-def test_what_bench_answers_can_be_rendered():
-    found = measure_training_speed("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"])
-    assert "| SparseFW rank k=0.1 |" in rendered(x=found, y=found)
+def test_a_real_answer_of_bench_is_rendered():
+    answer = measure_training_speed("digits-resnet", None, 0.0, ("model.arguments.width=4",), ["sgd", "rank-0.1"])
+    assert "| SparseFW rank k=0.1 |" in rendered(x=answer, y=answer)
 
 
-def test_the_work_of_a_step_by_hand():
+def test_the_work_of_a_step():
     setting = scaling.Setting(layers=3, n=20, m=50, k=0.1)
     assert setting.work("SGD") == setting.work("filters") == setting.work("weights") == 3000
     assert setting.work("rank") == 6000  # two columns
@@ -74,50 +77,50 @@ def test_theory_goes_through_the_point_of_most_work():
     assert scaling.theory(shares, "rank", [3, 5, 9]) == pytest.approx([1, 5, math.nan], nan_ok=True)
 
 
-def test_scaling_is_measured_and_drawn(tmp_path, monkeypatch):
+def test_scaling_writes_a_record_and_a_figure(tmp_path, monkeypatch):
     sizes = ["--widths", "8", "16", "--depths", "1", "2", "--shares", "0.05", "1.0"]
     monkeypatch.setattr(sys, "argv", ["", *sizes, "--rounds", "1", "--device", "cpu", "--out", str(tmp_path)])
     scaling.main()
-    found = json.loads((tmp_path / "scaling-cpu.json").read_text())
-    assert found["command"].startswith("python benchmarks/scaling.py --widths 8 16")
-    assert set(found["panels"]["k"]["ms"]) == {"SGD", "filters", "weights", "rank"}
-    assert all(len(ms) == 2 for panel in found["panels"].values() for ms in panel["ms"].values())
+    record = json.loads((tmp_path / "scaling-cpu.json").read_text())
+    assert record["command"].startswith("python benchmarks/scaling.py --widths 8 16")
+    assert set(record["panels"]["k"]["ms"]) == {"SGD", "filters", "weights", "rank"}
+    assert all(len(ms) == 2 for panel in record["panels"].values() for ms in panel["ms"].values())
     assert (tmp_path / "scaling-cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_layers_of_a_setting_are_as_large_as_it_says():
+def test_the_layers_of_a_setting_have_its_sizes():
     for setting in (scaling.Setting(2, 4, 6, 0.5), scaling.Setting(3, 4, 18, 0.5)):
         net = setting.network("cpu")
         assert [p.flatten(1).shape for p in net.parameters()] == [(setting.n, setting.m)] * setting.layers
 
 
-def test_the_quality_of_every_layer_is_looked_at_now_and_then():
+def test_the_quality_of_every_layer_is_measured_every_few_steps():
     changes = ["train.epochs=1", "model.arguments.width=4", "method.k=0.5", "engine.device=cpu"]
-    found = oracle_quality.inspected("digits-resnet-rank", None, changes, every=4)
-    assert found["looked_at"] == [4, 8, 12, 16]  # of 19
-    assert found["layers"].keys() == found["quality"].keys()
-    assert "layer1.0.conv1.weight" in found["layers"]
-    assert 0.5 < found["overall"]["min"] <= found["overall"]["mean"] <= 1 + 1e-5
+    quality = oracle_quality.measure_quality("digits-resnet-rank", None, changes, every=4)
+    assert quality["looked_at"] == [4, 8, 12, 16]  # of 19
+    assert quality["layers"].keys() == quality["quality"].keys()
+    assert "layer1.0.conv1.weight" in quality["layers"]
+    assert 0.5 < quality["overall"]["min"] <= quality["overall"]["mean"] <= 1 + 1e-5
 
 
-def test_what_is_not_known_counts_neither_as_good_nor_as_bad():
-    assert oracle_quality.summary([1.0, math.nan, 0.5]) == {"mean": 0.75, "min": 0.5, "looks": 2}
+def test_unknown_qualities_are_left_out_of_the_summary():
+    assert oracle_quality.summarize([1.0, math.nan, 0.5]) == {"mean": 0.75, "min": 0.5, "looks": 2}
 
 
-def test_a_training_without_constraints_has_nothing_to_look_at():
+def test_a_training_without_constraints_is_refused():
     changes = ["train.epochs=1", "model.arguments.width=4", "data.batch_size=600"]
-    with pytest.raises(SystemExit, match="nothing to look at in 2 steps"):
-        oracle_quality.inspected("digits-resnet-sgd", None, changes, every=1)
+    with pytest.raises(SystemExit, match="nothing was measured in 2 steps"):
+        oracle_quality.measure_quality("digits-resnet-sgd", None, changes, every=1)
 
 
-def test_the_runs_that_reports_are_timed_with_are_whole(tmp_path):
+def test_the_made_up_runs_of_the_report_benchmark_are_complete(tmp_path):
     for number in (1, report_speed.SEEDS * len(report_speed.METHODS) + 1):
-        report_speed.made_up(tmp_path / str(number), number)
+        report_speed.write_run(tmp_path / str(number), number)
     (tested, swept), damaged = read_runs([tmp_path])
-    assert (damaged, tested.notes, swept.notes) == ([], (), ())
+    assert (damaged, tested.problems, swept.problems) == ([], (), ())
     assert {len(run.epochs) for run in (tested, swept)} == {100}
-    assert {len(run.spectra) for run in (tested, swept)} == {20}
-    assert sorted((one.kind, one.split) for run in (tested, swept) for one in run.curves) == [
+    assert {len(run.record.spectra.layers) for run in (tested, swept)} == {20}
+    assert sorted((curve.kind, curve.split) for run in (tested, swept) for curve in run.curves) == [
         ("filters", "test"),
         ("filters", "validation"),
         ("rank", "test"),
@@ -125,14 +128,13 @@ def test_the_runs_that_reports_are_timed_with_are_whole(tmp_path):
     ]
 
 
-def test_tables_of_other_recipes_stay(monkeypatch, tmp_path):
-    """Measured recipe by recipe, perhaps on different days: a new table replaces the one of its own recipe."""
+def test_a_new_throughput_table_replaces_only_that_of_its_recipe(monkeypatch, tmp_path):
     monkeypatch.setattr(throughput, "RESULTS", tmp_path)
-    monkeypatch.setattr(throughput, "slug", lambda _: "x")
+    monkeypatch.setattr(throughput, "device_slug", lambda _: "x")
     monkeypatch.setattr(throughput, "device_name", lambda _: "a machine")
     for number, stem in enumerate(["a", "b", "a"]):
-        answered = {"command": f"command {number}", "seconds": 1.0, "answer": answer(on_gpu=False)}
-        monkeypatch.setattr(throughput, "sparsefw", lambda *_, answered=answered: answered)
+        answer = CommandAnswer(f"command {number}", 1.0, bench_answer(on_gpu=False))
+        monkeypatch.setattr(throughput, "run_sparsefw", lambda *_, answer=answer: answer)
         monkeypatch.setattr("sys.argv", ["throughput.py", stem])
         throughput.main()
     kept = json.loads((tmp_path / "throughput-x.json").read_text())

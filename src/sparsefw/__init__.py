@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsefw.compression import compress, curve, load, recalibrate, save, save_elastic
-    from sparsefw.methods.regions import coupled_filters
+    from sparsefw.methods.region_rules import coupled_filters
     from sparsefw.optim import SFW, Rule, constrain
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ __all__ = [
 # Imported when first asked for: a command line that says --help need not wait seconds for torch.
 _HOMES = {
     "sparsefw.compression": ("compress", "curve", "load", "recalibrate", "save", "save_elastic"),
-    "sparsefw.methods.regions": ("coupled_filters",),
+    "sparsefw.methods.region_rules": ("coupled_filters",),
     "sparsefw.optim": ("SFW", "Rule", "constrain"),
 }
 

@@ -1,4 +1,4 @@
-"""Typed records that come from YAML files and command lines: unknown keys and wrong values end in one line."""
+"""The base of all typed configurations: unknown keys and wrong values are refused in one line."""
 
 from __future__ import annotations
 
@@ -12,76 +12,101 @@ from sparsefw.text import did_you_mean
 
 
 class Section(BaseModel):
-    """A part of a configuration: frozen, and nothing in it is ignored."""
+    """A table of a configuration: frozen, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-# The word for a kind of sparsefw.kinds, such as "filters" or "2:4".
+# The name of a kind of sparsefw.kinds, such as "filters" or "2:4".
 KindName = Annotated[str, AfterValidator(lambda word: kind_of(word).name)]
 
 
 class ConfigError(ValueError):
-    """What is wrong with a configuration, in which field, and what would be right: one line."""
+    """A mistake in a configuration, in one line: the field, its value, and which values are accepted."""
 
 
 S = TypeVar("S", bound=Section)
 
 
-def parse(kind: type[S], values: Mapping[str, Any], where: str, **context: Any) -> S:
-    """The record that `values` describe; ConfigError naming the first wrong field otherwise. `where` says whose it is."""
+def parse(section: type[S], values: Mapping[str, Any], owner: str, **context: Any) -> S:
+    """Build a section from a table of values.
+
+    Args:
+        section: the class to build.
+        values: the table, as read from YAML or the command line.
+        owner: whose table it is, for messages, such as "recipe digits-resnet-sgd".
+        context: passed on to the validators.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value is wrong; the message names the first such field.
+    """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: must be a table of settings, got {values!r}")
+        raise ConfigError(f"{owner}: must be a table of settings, got {values!r}")
     try:
-        return kind.model_validate(dict(values), context=context)
+        return section.model_validate(dict(values), context=context)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_first_line(kind, error)}") from None
+        raise ConfigError(f"{owner}: {_first_mistake(section, error)}") from None
 
 
-def _first_line(kind: type[BaseModel], error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"] if not _is_type_name(part)]
-    if first["type"] == "extra_forbidden":  # then the last part is the user's own word, whatever it looks like
-        path = [*(str(part) for part in first["loc"][:-1] if not _is_type_name(part)), str(first["loc"][-1])]
-    field = ".".join(path)
-    if first["type"] == "extra_forbidden":
-        known = _fields(kind, path[:-1])
-        return f"unknown key {field!r}{did_you_mean(path[-1], known)}" + (
-            f"; there are {', '.join(known)}" if known else ""
-        )
-    if first["type"] == "missing":
+def _first_mistake(section: type[BaseModel], error: ValidationError) -> str:
+    mistake = error.errors(include_url=False)[0]
+    if mistake["type"] == "extra_forbidden":
+        return _unknown_key(section, mistake["loc"])
+    field = ".".join(_keys(mistake["loc"]))
+    if mistake["type"] == "missing":
         return f"{field} is missing"
-    if first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
+    if mistake["type"] == "value_error":
+        message = str(mistake["ctx"]["error"])
         return f"{field}: {message}" if field and not message.startswith(field) else message
-    return f"{field}={first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{field}={mistake['input']!r}: {mistake['msg'][0].lower()}{mistake['msg'][1:]}"
 
 
-def _is_type_name(part: Any) -> bool:
-    """pydantic names the member of a union that it tried, such as 'int' or 'constrained-float': not a key of ours."""
+def _unknown_key(section: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    parents = _keys(location[:-1])
+    key = str(location[-1])  # written by the user, even where it looks like the name of a type
+    known = _fields(section, parents)
+    accepted = f"; there are {', '.join(known)}" if known else ""
+    return f"unknown key {'.'.join([*parents, key])!r}{did_you_mean(key, known)}{accepted}"
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """Return a pydantic location without the members of unions that it tried, such as 'int' or 'constrained-float'."""
+    return [str(part) for part in location if not _is_type_name(part)]
+
+
+def _is_type_name(part: int | str) -> bool:
     return isinstance(part, str) and (part in ("int", "float", "str", "bool", "none") or "-" in part or "[" in part)
 
 
-def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:
+def _fields(section: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the names of the fields of the table at `path`, or none where no section describes it."""
     for name in path:
-        field = kind.model_fields.get(name)
+        field = section.model_fields.get(name)
         inner = field.annotation if field else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
-        kind = inner
-    return list(kind.model_fields)
+        section = inner
+    return list(section.model_fields)
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """ "train.lr", 0.1 as {"train": {"lr": 0.1}}."""
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """Return tables within tables that hold one value.
+
+    >>> nest("train.lr", 0.1)
+    {'train': {'lr': 0.1}}
+    """
     first, dot, rest = key.partition(".")
-    return {first: nested(rest, value) if dot else value}
+    return {first: nest(rest, value) if dot else value}
 
 
-def flat(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
-    """Tables in tables as one: {"train": {"lr": 0.1}} as {"train.lr": 0.1}."""
-    found: dict[str, Any] = {}
+def flatten(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """Return tables within tables as one table.
+
+    >>> flatten({"train": {"lr": 0.1}, "seed": 0})
+    {'train.lr': 0.1, 'seed': 0}
+    """
+    table: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found |= flat(value, separator, name + separator) if isinstance(value, Mapping) else {name: value}
-    return found
+        table |= flatten(value, separator, name + separator) if isinstance(value, Mapping) else {name: value}
+    return table

@@ -1,10 +1,10 @@
-"""How a training can end early without a defect in the program."""
+"""Exceptions that end a training early although the program works as intended."""
 
 from __future__ import annotations
 
 
 class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
-    """The user or the system asked the training to stop. A checkpoint was written."""
+    """The user or the system asked the training to stop; a checkpoint was written."""
 
 
 class Diverged(Exception):  # noqa: N818  (the program works as intended)

@@ -1,4 +1,4 @@
-"""The words for kinds, and what each removes: apart from sparsefw.kinds, since a --help need not wait for torch."""
+"""The names of kinds and what each removes, for --help: apart from sparsefw.kinds, so that --help does not import torch."""
 
 KIND_WORDS = {
     "filters": "channels of all layers",
@@ -7,3 +7,14 @@ KIND_WORDS = {
     "rank": "singular values",
     "weights": "weights, set to 0 (or N:M such as 2:4)",
 }
+
+PATTERN = "N:M"  # the family of kinds such as "2:4"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether the text is meant as a pattern N:M; sparsefw.kinds.kind_of checks its numbers.
+
+    >>> is_pattern("2:4"), is_pattern("filters"), is_pattern("0.5")
+    (True, False, False)
+    """
+    return ":" in text

@@ -1,9 +1,10 @@
-"""Small pieces of text for messages: suggestions, counts, the first line of a long error."""
+"""Small pieces of text for messages: suggestions, counts, the text of an error in one line."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -26,6 +27,36 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message: those of torch can fill pages."""
+    """Return the first line of an error's message, or its type where there is none; messages of torch can fill pages.
+
+    >>> first_line(ValueError("shapes differ\\nat ...")), first_line(KeyboardInterrupt())
+    ('shapes differ', 'KeyboardInterrupt')
+    """
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def print_status(text: str) -> None:
+    """Print a line to standard error; standard output is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the whole message of an error without line breaks, or its type where there is none.
+
+    >>> one_line(ValueError("cut off\\n  at byte 12"))
+    'cut off at byte 12'
+    """
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a line per row, with the cells of each column padded to the same width.
+
+    >>> print(text_table([["layer", "k"], ["conv1", "3"]]))
+    layer  k
+    conv1  3
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""How a training's steps are timed: in few steps where they are slow, and one training at a time."""
+"""Measuring the steps of a training: few steps where they are slow, one training in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALL = ("model.arguments.width=4",)
 
 
 def test_slow_steps_are_few(monkeypatch):
-    """One to warm up, one to see how long it takes, and three that are measured."""
+    """One step to warm up, one to estimate the time of a step, and three that are measured."""
     taken = []
     prepare = step_times.prepare
 
@@ -22,8 +22,8 @@ def test_slow_steps_are_few(monkeypatch):
         return training
 
     monkeypatch.setattr(step_times, "prepare", counted)
-    found = step_times.time_training(load_recipe("digits-resnet-rank", SMALL), None, 0.0)
-    assert len(found.seconds) == 3
+    times = step_times.time_training(load_recipe("digits-resnet-rank", SMALL), None, 0.0)
+    assert len(times.seconds) == 3
     assert taken == [64] * 5
 
 

@@ -1,17 +1,17 @@
-"""Training speed beside SGD's: the figures of the table are those of the stretches, and its images the ones it names."""
+"""Training speed relative to SGD: the numbers of the table follow from the measured stretches."""
 
 from __future__ import annotations
 
 import pytest
 
-from data.written import write
+from data.dataset_writers import write
 from sparsefw.bench import costs_text, measure_training_speed, speeds_text, training_speed
 from sparsefw.bench.step_times import StepTimes
 
 SMALL = ("model.arguments.width=4",)
 
 
-def test_real_images_where_they_are_given_or_named_by_the_environment(tmp_path, monkeypatch):
+def test_real_images_are_used_where_a_folder_is_given(tmp_path, monkeypatch):
     monkeypatch.delenv("SPARSEFW_DATA", raising=False)
     write("cifar10", tmp_path, images=8)
     changes = ("data.batch_size=4", "data.validation=0", *SMALL)

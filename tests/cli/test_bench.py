@@ -1,4 +1,4 @@
-"""`sparsefw bench`, as it is typed: what it prints for people and for machines."""
+"""`sparsefw bench`, as it is typed: its text and its JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = ("model.arguments.width=4",)
 
 
 @pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
+def _no_data_variable(monkeypatch):
     monkeypatch.delenv("SPARSEFW_DATA", raising=False)
 
 
@@ -42,19 +42,19 @@ def test_every_row_is_compared_with_sgd():
     assert answer["versions"]["torch"] == torch.__version__
 
 
-def test_only_the_rows_that_are_asked_for_are_printed():
+def test_only_the_requested_rows_are_measured():
     text = sparsefw("bench", "train", "digits-resnet", "--rows", "nuc-svd", "--seconds", 0.01, "--set", *SMALL)
     assert "NUC (full SVD)" in text
     assert "images of 1 x 8 x 8, those of the data set" in text
     assert "filters" not in text
 
 
-def test_made_up_images_are_said_to_be():
+def test_the_table_says_that_images_are_made_up():
     changes = ["--set", "data.batch_size=2", "--set", *SMALL, "--set", "data.size=[16,16]"]
     text = sparsefw("bench", "train", "cifar10-resnet18", "--rows", "sgd", "--seconds", 0, *changes)
     assert "batches of 2 images of 3 x 16 x 16, made up in memory: no file is read or decoded" in text
 
 
-def test_data_path_alone():
+def test_the_speed_of_the_data_path_is_measured():
     assert json.loads(sparsefw("bench", "data", "--seconds", 0.1, "--json"))["images_per_second"] > 0
     assert sparsefw("bench", "data", "--seconds", 0).startswith("digits-resnet-sgd: 0 images/s on ")

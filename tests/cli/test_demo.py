@@ -1,4 +1,4 @@
-"""sparsefw demo, as a newcomer meets it."""
+"""`sparsefw demo`, as a newcomer runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> tuple[Path, str]:
-    """Its trainings with another seed are those of train/test_learning.py."""
+    """Run the demo; return its folder and its output. train/test_learning.py runs its trainings with another seed."""
     folder = tmp_path_factory.mktemp("demo")
     done = subprocess.run([sys.executable, "-m", "sparsefw", "demo"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -30,16 +30,18 @@ def points(folder: Path, variant: str, kind: str) -> dict[float, dict[str, float
     return {point["ratio"]: point for point in curve["points"]}
 
 
-def test_the_gap_is_plain_to_see(demo):
+def test_sparsefw_keeps_the_accuracy_that_sgd_loses(demo):
     folder, _ = demo
-    filters, sgd = points(folder, "filters", "filters"), points(folder, "sgd", "filters")
-    assert filters[0.7]["plain"] >= 90 > 70 > sgd[0.7]["plain"]
-    rank, sgd = points(folder, "rank", "rank"), points(folder, "sgd", "rank")
-    assert rank[0.9]["plain"] >= sgd[0.9]["plain"] + 15
+    filters = points(folder, "filters", "filters")
+    sgd_filters = points(folder, "sgd", "filters")
+    assert filters[0.7]["plain"] >= 90 > 70 > sgd_filters[0.7]["plain"]
+    rank = points(folder, "rank", "rank")
+    sgd_rank = points(folder, "sgd", "rank")
+    assert rank[0.9]["plain"] >= sgd_rank[0.9]["plain"] + 15
     assert list(rank) == list(filters) == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
-def test_pictures_and_page(demo):
+def test_the_demo_writes_pictures_and_a_page(demo):
     folder, _ = demo
     for kind in ("filters", "rank"):
         assert (folder / f"{kind}.png").read_bytes().startswith(b"\x89PNG")
@@ -49,18 +51,18 @@ def test_pictures_and_page(demo):
     assert "<script src=" not in page  # nothing is fetched
 
 
-def test_the_small_model_is_within_two_points_on_the_images_it_was_chosen_by(demo):
+def test_the_small_network_loses_at_most_two_points_on_validation_images(demo):
     folder, text = demo
     small = load(folder / "small")
-    dense, now = small.plan.request["metric"]
-    assert now >= dense - DROP
+    dense, compressed = small.plan.request["metric"]
+    assert compressed >= dense - DROP
     costs = small.certificate["costs"]
     assert costs["compressed"]["parameters"] < 0.2 * costs["dense"]["parameters"]
     assert (folder / "small" / "model.onnx").exists()
     assert "onnx ms" in text
 
 
-def test_it_says_what_was_shown_and_what_to_type_next(demo):
+def test_the_output_explains_the_demo_and_suggests_commands(demo):
     folder, text = demo
     assert "What you just saw" in text
     assert f"sparsefw compress runs/{folder.name}/filters --filters 0.8" in text

@@ -1,4 +1,4 @@
-"""The examples in --help: every one is a command that exists, with options and recipes that exist."""
+"""The examples in --help: every one is a valid command, with options and recipes that exist."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_every_verb_has_an_example():
 
 
 @pytest.mark.parametrize(("names", "command", "example"), EXAMPLES, ids=[example for *_, example in EXAMPLES])
-def test_examples_are_understood(names, command, example):
-    """Parsed as the command line parses it, which names what it does not know; trainings as far as their configuration."""
+def test_examples_are_valid(names, command, example):
+    """Parse the example as the command line does; of `train`, also load the recipe."""
     words = shlex.split(example)[len(names) :]
     command.make_context(" ".join(names), list(words))
     if names == ("train",):

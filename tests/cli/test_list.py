@@ -1,4 +1,4 @@
-"""`sparsefw list`: what the registries hold, for people and for machines."""
+"""`sparsefw list`: the content of the registries, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ def test_methods_are_listed_with_kind_paper_and_measured_costs():
         assert method.paper.split()[-1] in lines[name][-1]
 
 
-def test_one_grid_is_listed_with_what_it_tries():
-    found = json.loads(sparsefw("list", "grids", "filters-cifar10", "--json"))
-    assert found["methods"]["SSL"]["method"]["strength"] == [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3]
+def test_one_grid_is_listed_with_the_values_that_it_tries():
+    grid = json.loads(sparsefw("list", "grids", "filters-cifar10", "--json"))
+    assert grid["methods"]["SSL"]["method"]["strength"] == [1e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3]
     (line,) = [line for line in sparsefw("list", "grids", "filters-cifar10").splitlines() if line.startswith("SSL ")]
     assert "12 configurations: train.weight_decay=[0.0001, 0.0005] method.name=ssl method.strength=[1e-05, " in line
 
 
 def test_one_method_is_listed_with_its_settings():
-    found = json.loads(sparsefw("list", "methods", "ssl", "--json"))
-    assert found["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
+    method = json.loads(sparsefw("list", "methods", "ssl", "--json"))
+    assert method["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
     text = sparsefw("list", "methods", "sparsefw")
     assert "gauge      = k-support  (k-support, k-sparse)" in text
     assert "arXiv:2205.11921" in text
 
 
-def test_kinds_are_listed_with_what_they_remove():
+def test_kinds_are_listed_with_their_units():
     listed = json.loads(sparsefw("list", "kinds", "--json"))
     assert list(listed) == [*KINDS, PATTERN]
     assert listed["heads"] == "attention heads"

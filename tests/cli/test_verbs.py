@@ -1,4 +1,4 @@
-"""The command line as its users type it: one small run, trained, drawn, compressed, reported."""
+"""The command line as users type it: one small run is trained, drawn, compressed and reported."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from sparsefw import load
 from sparsefw.cli import app, verbs
 
 TINY = ["--set", "train.epochs=3", "--set", "model.arguments.width=8"]
-VERBS = [["demo"], ["train"], ["curve"], ["compress"], ["report"], ["list"], ["bench", "train"], ["bench", "data"]]
 
 
 def sparsefw(*arguments: str | Path, code: int = 0) -> str:
-    """What a command prints to standard output."""
+    """Run a command, and return its standard output."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == code, done.output
     return done.stdout
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line that bad input ends in."""
+    """Run a command that is refused, and return the line that says why."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 2, done.output
     lines = done.stderr.strip().splitlines()
@@ -43,7 +42,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def test_train_fills_a_run_folder(run):
+def test_train_writes_a_run_folder(run):
     names = {path.name for path in run.iterdir()}
     files = {"config.yaml", "metrics.jsonl", "model.safetensors", "result.json", "environment.json"}
     assert files | {"training.png", "training.svg"} <= names
@@ -55,7 +54,7 @@ def test_train_fills_a_run_folder(run):
     assert len(environment["code"]["sha256"]) == 64
 
 
-def test_train_again_is_finished_at_once(run):
+def test_the_same_training_again_is_finished_at_once(run):
     before = (run / "model.safetensors").stat().st_mtime_ns
     answer = json.loads(sparsefw("train", "digits-resnet-filters", "--out", run, *TINY, "--json"))
     assert answer["test"] == json.loads((run / "result.json").read_text())["test"]
@@ -64,10 +63,10 @@ def test_train_again_is_finished_at_once(run):
     assert (run / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_what_went_wrong_stands_after_the_figures_and_before_the_picture(tmp_path):
-    """At a rate as large as that nothing is learned."""
+def test_warnings_are_printed_after_the_figures(tmp_path):
+    """With such a learning rate nothing is learned."""
     words = ["train", "digits-resnet-sgd", "--out", tmp_path / "run", *TINY, "--set", "train.lr=100", "--quiet"]
-    for _ in range(2):  # the second time it is over already
+    for _ in range(2):  # the second time, the training is finished already
         figures, warning, picture, after = sparsefw(*words).splitlines()
         assert figures.startswith("digits-resnet-sgd: accuracy validation ")
         assert re.match(
@@ -79,9 +78,9 @@ def test_what_went_wrong_stands_after_the_figures_and_before_the_picture(tmp_pat
 
 def test_the_default_run_folder_names_recipe_and_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = sparsefw("train", "digits-resnet-sgd", "--seed", 3, *TINY, "--set", "train.epochs=1", "--quiet")
+    output = sparsefw("train", "digits-resnet-sgd", "--seed", 3, *TINY, "--set", "train.epochs=1", "--quiet")
     assert (tmp_path / "runs" / "digits-resnet-sgd-seed3" / "result.json").exists()
-    assert "sparsefw curve runs/digits-resnet-sgd-seed3" in said
+    assert "sparsefw curve runs/digits-resnet-sgd-seed3" in output
 
 
 def test_show_prints_the_whole_configuration_and_trains_nothing(tmp_path, monkeypatch):
@@ -92,14 +91,14 @@ def test_show_prints_the_whole_configuration_and_trains_nothing(tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_what_show_prints_is_a_recipe(tmp_path):
+def test_the_output_of_show_is_a_recipe(tmp_path):
     (tmp_path / "own.yaml").write_text(sparsefw("train", "digits-resnet-filters", *TINY, "--show"))
     own = json.loads(sparsefw("train", tmp_path / "own.yaml", "--show", "--json"))
     assert own == json.loads(sparsefw("train", "digits-resnet-filters", *TINY, "--show", "--json"))
 
 
 @pytest.mark.parametrize("form", ["masked", "removed"])
-def test_curve_prints_writes_and_draws(run, form):
+def test_curve_prints_writes_and_draws_a_curve(run, form):
     answer = json.loads(sparsefw("curve", run, "--at", "0.5,0.8", "--form", form, "--json", "--quiet"))
     assert [point["ratio"] for point in answer["points"]] == [0.5, 0.8]
     written = json.loads((run / "curves" / f"filters-{form}.json").read_text())
@@ -108,12 +107,12 @@ def test_curve_prints_writes_and_draws(run, form):
     assert answer["dense"] == pytest.approx(json.loads((run / "result.json").read_text())["test"]["accuracy"], abs=3)
 
 
-def test_curves_on_validation_images_are_kept_apart(run):
+def test_curves_on_validation_images_have_their_own_folder(run):
     sparsefw("curve", run, "--at", "0.3", "--split", "validation", "--quiet")
     assert json.loads((run / "curves-validation" / "filters-removed.json").read_text())["split"] == "validation"
 
 
-def test_compress_saves_what_loads_again(run, tmp_path):
+def test_compress_saves_a_network_that_can_be_loaded(run, tmp_path):
     answer = json.loads(
         sparsefw("compress", run, "--filters", 0.5, "-o", tmp_path / "s", "--onnx", "--json", "--quiet")
     )
@@ -132,7 +131,7 @@ def test_a_drop_is_measured_on_validation_images(run, tmp_path):
     assert small * 1.4 == pytest.approx(round(small * 1.4), abs=1e-6)
 
 
-def test_weights_and_rank_by_words(run, tmp_path):
+def test_compress_by_weights_rank_and_target(run, tmp_path):
     for arguments in (
         ("--weights", "0.9"),
         ("--weights", "2:4"),
@@ -145,15 +144,15 @@ def test_weights_and_rank_by_words(run, tmp_path):
 
 def test_report_writes_a_page(run, tmp_path):
     sparsefw("curve", run, "--at", "0.5,0.7", "--quiet")
-    said = sparsefw("report", run.parent, "-o", tmp_path / "r.html")
-    assert "SparseFW" in said
+    output = sparsefw("report", run.parent, "-o", tmp_path / "r.html")
+    assert "SparseFW" in output
     assert 'data-explorer="' in (tmp_path / "r.html").read_text()
-    assert f"{tmp_path / 'r.html'}, {tmp_path / 'r_files'}" in said
+    assert f"{tmp_path / 'r.html'}, {tmp_path / 'r_files'}" in output
     written = {file.name for file in (tmp_path / "r_files").iterdir()}
     assert {"filters-removed.png", "filters-removed.tex", "spectra-filters.svg", "runs.csv", "training.png"} <= written
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure():
+def test_a_closed_pipe_is_no_failure():
     """As in `sparsefw list recipes | head -1`: the pipe is closed before anything is written."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -162,25 +161,38 @@ def test_a_reader_that_has_seen_enough_is_no_failure():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_every_verb_has_a_file_named_as_it_is_typed():
+def test_every_verb_has_a_file_of_its_name():
     files = {path.stem for path in Path(verbs.__file__).parent.glob("*.py")} - {"__init__"}
     assert files == set(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_has_an_example(verb):
+@pytest.mark.parametrize(
+    "verb",
+    [["demo"], ["train"], ["retrain"], ["curve"], ["compress"], ["report"], ["sweep"], ["reproduce"], ["list"]]
+    + [["bench", name] for name in ("train", "methods", "data")],
+    ids=" ".join,
+)
+def test_help_shows_an_example(verb):
     text = sparsefw(*verb, "--help")
-    assert f"sparsefw {' '.join(verb)}" in text.split("Options")[0].split("Usage", 1)[1].split("\n", 1)[1]
+    description = text.split("Options")[0].split("Usage", 1)[1].split("\n", 1)[1]
+    assert f"sparsefw {' '.join(verb)}" in description
     assert "--json" in text
 
 
-def test_help_does_not_wait_for_torch():
+def test_every_verb_prints_json():
+    group = typer.main.get_command(app)
+    commands = {**group.commands, **group.commands["bench"].commands}
+    del commands["bench"]
+    assert {name for name, command in commands.items() if "json" not in {p.name for p in command.params}} == set()
+
+
+def test_help_does_not_import_torch():
     code = "import sys, sparsefw.cli; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_shell_completion():
+def test_shell_completion_completes_a_verb():
     environment = {**os.environ, "_SPARSEFW_COMPLETE": "complete_bash", "COMP_WORDS": "sparsefw co", "COMP_CWORD": "1"}
     command = [str(Path(sys.executable).with_name("sparsefw"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -192,7 +204,7 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
     damaged.mkdir(parents=True)
     (damaged / "config.yaml").write_text("a: [")
     (tmp_path / "empty").mkdir()
-    for arguments, words in [
+    for arguments, message in [
         (["train", "digits-resnet-filter"], "did you mean 'digits-resnet-filters'"),
         (["train", "digits-resnet-sgd", "--set", "train.epoch=3"], "did you mean 'epochs'"),
         (["train", "digits-resnet-sgd", "--set", "train.epochs"], "KEY=VALUE"),
@@ -215,11 +227,11 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["report", run, "-o", run / "config.yaml" / "page.html"], "cannot write"),
         (["list", "colours"], "there are models"),
         (["list", "methods", "sll"], "did you mean 'ssl'?"),
-        (["list", "recipes", "ssl"], "only methods and grids are listed one by one"),
+        (["list", "recipes", "ssl"], "only methods and grids are described one by one"),
         (["train", "digits-resnet-sgd", "--set", "method=ssl"], "given as method.name=ssl"),
         (["bench", "train", "colours"], "such as digits-resnet"),
         (["bench", "train", "digits-resnet", "--rows", "sgd,rnak-0.1"], "did you mean 'rank-0.1'"),
         (["bench", "train", "camvid-pspnet"], "cannot be made up; give --data"),
     ]:
-        assert words in refused(*arguments), arguments
+        assert message in refused(*arguments), arguments
     assert not (tmp_path / "r").exists()

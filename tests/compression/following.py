@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from compression.zoo import table
+from sparsefw.compression.structure import removal
 from sparsefw.compression.structure.channels import Channels
-from sparsefw.compression.structure.removal import parity, removable_channels
+from sparsefw.compression.structure.removal import removable_channels, removal_edits
 
 SILENCE = "removing them is not the same as silencing them"
 
@@ -26,6 +27,11 @@ def fingerprint(model: nn.Module) -> list[Any]:
         for name, m in model.named_modules()
     ]
     return [tensors, modules, [p.requires_grad for p in model.parameters()]]
+
+
+def parity(model: nn.Module, inputs: Any, removed: removal.Removed) -> float:
+    """How far removing these channels is from silencing them."""
+    return removal.parity(model, removal_edits(model, removed), inputs)
 
 
 def check(model: nn.Module, inputs: Any, expected: dict[str, tuple[int, str]]) -> list[Channels]:

@@ -92,7 +92,7 @@ class Nothing(Stage):
         self.allocation, self.units, self.selection = allocation, layers, Selection(round_to=round_to)
 
     @classmethod
-    def of(cls, job):
+    def of(cls, request):
         raise NotImplementedError
 
     def edits(self, counts):
@@ -139,7 +139,7 @@ def test_global_by_hand():
     assert Global().kept(layers, 1.0) == [0, 0]
 
 
-def test_of_equal_ones_as_many_go_as_asked():
+def test_exactly_the_ratio_goes_of_equal_magnitudes():
     layers = [unit(*[2.0] * 5), unit(*[7.0] * 5)]
     for removed in range(11):
         assert sum(Global().kept(layers, removed / 10)) == 10 - removed
@@ -171,7 +171,7 @@ def test_damage_never_falls():
     assert Sensitivity({"a": [(0.29, 1.0)]}).kept([unit(*range(100), name="a")], 1.0) == [71]
 
 
-def test_what_breaks_the_output_is_never_allowed():
+def test_ratios_that_break_the_output_are_never_allowed():
     rule = Sensitivity({"a": [(0.5, 1.0), (0.9, math.inf)], "b": [(0.5, 0.5), (0.9, 1.0)]})
     layers = [unit(*range(10), name=name) for name in "ab"]
     assert rule.kept(layers, 0.5) == [8, 5]
@@ -215,7 +215,7 @@ def test_about_as_many_channels_go_as_asked(allocation, ratio):
     assert 1 - sum(widths) / 72 == pytest.approx(ratio, abs=3.1 / 72)
 
 
-def test_allocations_take_most_where_it_harms_least():
+def test_allocations_take_most_from_the_layer_with_the_most_unequal_filters():
     """The last hidden layer has the most unequal filters; uniform does not care."""
     for allocation in ("global", "energy", "worst"):
         model = compress(network(), filters=0.5, allocation=allocation, example=X).model

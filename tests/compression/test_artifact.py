@@ -1,4 +1,4 @@
-"""Artifacts: what is saved is what is loaded, nothing is unpickled, and no fault costs the previous one."""
+"""Artifacts: a loaded model equals the saved one, nothing is unpickled, and no fault destroys the previous artifact."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_round_trip(how, small_resnet, batches, tmp_path):
     assert again.model.training == small.model.training
 
 
-def test_own_network_needs_its_constructor(tmp_path):
+def test_a_network_outside_of_the_registry_needs_a_constructor(tmp_path):
     torch.manual_seed(0)
     model, x = Own().eval(), torch.randn(5, 7, 8)
     small = compress(model, filters=0.5, calibration=[x])
@@ -226,7 +226,7 @@ def test_foreign_folder_is_never_replaced(small_resnet, batches, tmp_path):
         save(small, tmp_path / "file")
 
 
-def test_own_files_beside_an_artifact_are_never_deleted(small_resnet, batches, tmp_path):
+def test_a_users_files_beside_an_artifact_are_never_deleted(small_resnet, batches, tmp_path):
     small = compress(small_resnet, filters=0.5, calibration=batches, refit=False)
     save(small, tmp_path / "a", program=True)
     save(small, tmp_path / "a")  # what was written here may go
@@ -238,7 +238,7 @@ def test_own_files_beside_an_artifact_are_never_deleted(small_resnet, batches, t
 
 def test_ordinary_mistakes_get_one_line(small_resnet, batches, tmp_path):
     small = compress(small_resnet, filters=0.5, calibration=batches, refit=False)
-    with pytest.raises(ValueError, match="save takes what compress returns, not a ResNet"):
+    with pytest.raises(ValueError, match="save takes the result of compress, not a ResNet"):
         save(small.model, tmp_path / "a")
     save(small, tmp_path / "a")
     for wrong in (small_resnet, "net:Net"):
@@ -338,8 +338,10 @@ def test_without_atomic_exchange_the_swap_still_works(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_long_names(tmp_path):
-    save(compress(mlp(), rank=0.5, example=ROWS[0]), tmp_path / ("n" * 250))
+def test_a_folder_may_have_a_long_name(tmp_path):
+    folder = tmp_path / ("n" * 250)
+    save(compress(mlp(), rank=0.5, example=ROWS[0]), folder)
+    assert (folder / "plan.json").exists()
 
 
 def test_outputs_that_are_whole_numbers(tmp_path):

@@ -123,7 +123,7 @@ def test_only_the_copy_changes():
     assert changed == {"1.running_mean", "1.running_var", "4.running_mean", "4.running_var"}
 
 
-def test_how_many_batches_were_seen_is_no_matter_of_calibration():
+def test_the_number_of_batches_tracked_stays():
     """It is how far a running average has come, and weighs the next training batch where momentum is None."""
     net = nn.BatchNorm1d(6, momentum=None).double()
     net(data(8)[0])
@@ -165,7 +165,7 @@ class Activated(nn.BatchNorm2d):
         return torch.relu(super().forward(x))
 
 
-def test_what_a_subclass_computes_besides_is_not_lost():
+def test_a_subclass_still_computes_what_it_adds():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5)).double()
     plain = nn.Sequential(

@@ -1,4 +1,4 @@
-"""Wiring: a norm is behind a layer where it alone reads it, and only there is an offset lost."""
+"""Pairs of a layer and the batch norm that alone reads it: only there does the norm cancel an offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: whatever holds batches is read, the same in every pass; what does not fit is said in one line."""
+"""Calibration: any iterable of batches is read, the same in every pass; batches that do not fit are refused in one line."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_augmentation_in_worker_processes_repeats(persistent, used_before):
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["to the end", "one batch"])
-def test_random_numbers_elsewhere_go_on_as_if_nothing_had_happened(whole):
+def test_the_random_state_of_the_caller_is_restored(whole):
     own = torch.Generator().manual_seed(3)
     loader = DataLoader(TensorDataset(torch.arange(32.0)), batch_size=8, shuffle=True, generator=own)
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
@@ -186,20 +186,20 @@ def test_an_empty_batch():
 
 
 @pytest.mark.parametrize("value", [3, "images", torch.zeros(4, 6), nn.Linear(6, 2), {"x": torch.zeros(4, 6)}, 0.5])
-def test_what_is_no_iterable_of_batches(value):
+def test_a_value_that_is_not_an_iterable_of_batches_is_refused(value):
     with one_line(rf"calibration must be an iterable of batches, got {type(value).__name__}"):
         compress(network(), filters=0.5, calibration=value)
 
 
 @pytest.mark.parametrize("count, said", [(8, True), (31, True), (32, False), (40, False)])
-def test_few_inputs_are_worth_a_remark(count, said):
+def test_few_inputs_are_noted(count, said):
     small = compress(network(), filters=0.5, calibration=torch.randn(count, 6).split(8))
     remarks = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
     few = f"only {count} inputs, too few to fit weights and statistics well: give some hundred"
     assert remarks == [few] * said
 
 
-def test_a_wrong_shape_is_said_with_the_shapes():
+def test_the_error_for_a_wrong_shape_names_the_shapes():
     with one_line(r"calibration does not fit the model: inputs of shape \[\(8, 7\)\]: "):
         recalibrate(network(), [torch.zeros(8, 7)])
     with one_line(r"calibration does not fit the model: inputs of shape \[\(8, 6\), \(2,\)\]: "):

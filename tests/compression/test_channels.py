@@ -136,7 +136,7 @@ def test_groups_of_two_layers_that_differ_fix_the_channels():
         c=nn.Conv2d(8, 4, 1, groups=4),
     )
     found = removable_channels(model, image())
-    assert found[0].fixed == "c groups them otherwise than another layer"
+    assert str(found[0].fixed) == "c groups them otherwise than another layer"
 
 
 def test_groups_of_a_single_channel_have_none_to_spare():

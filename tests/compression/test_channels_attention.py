@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compression.following import SILENCE, check, image
+from compression.following import SILENCE, check, image, parity
 from compression.zoo import OUTPUT, awake, table
 from sparsefw.compression import compress
 from sparsefw.compression.structure.attention import PlainAttention, plain_attention
 from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.layers import call, evaluating
-from sparsefw.compression.structure.removal import parity, removable_channels
+from sparsefw.compression.structure.removal import removable_channels
 from sparsefw.models import import_torchvision
 
 
@@ -78,7 +78,7 @@ def test_weights_of_attention_that_are_returned_keep_the_heads():
     assert rows["attention.heads"] == (4, SILENCE)
 
 
-def test_attention_that_is_not_understood_is_left():
+def test_unknown_attention_is_left():
     model = awake(OwnBlock("plain", add_zero_attn=True)).eval()
     assert plain_attention(copy.deepcopy(model)).attention.add_zero_attn
     rows = table(removable_channels(model, torch.randn(2, 6, 5)))
@@ -161,7 +161,7 @@ def test_attention_of_timm():
     )
 
 
-def test_heads_whose_number_is_elsewhere_too_are_left():
+def test_heads_stay_if_another_layer_depends_on_their_number():
     """A norm over what all heads give, whose width removing heads would not change."""
     attention = vision("timm.models.vision_transformer").Attention
     model = nn.Sequential(nn.Linear(5, 8), attention(8, num_heads=4, scale_norm=True, norm_layer=nn.LayerNorm))

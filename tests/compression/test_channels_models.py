@@ -13,7 +13,7 @@ from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, Net, awake, table
 from sparsefw.compression import compress
 from sparsefw.compression.structure.channels import find_channels
-from sparsefw.compression.structure.removal import removable_channels, removal
+from sparsefw.compression.structure.removal import removable_channels, removal_edits
 from sparsefw.models import build
 
 
@@ -224,6 +224,6 @@ def test_modes_of_every_module_are_kept():
     before = {name: m.training for name, m in model.named_modules()}
     found = find_channels(model, torch.randn(2, 1, 8, 8))
     assert {name: m.training for name, m in model.named_modules()} == before
-    for edit in removal(model, {channels: [0] for channels in found if not channels.fixed}):
+    for edit in removal_edits(model, {channels: [0] for channels in found if not channels.fixed}):
         edit.apply(model)
     assert {name: m.training for name, m in model.named_modules()} == before

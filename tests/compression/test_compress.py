@@ -1,4 +1,4 @@
-"""compress: kinds together, which layers, and what stays as it was."""
+"""compress: several kinds together, the choice of layers, and everything that must stay as it was."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_nothing_asked_nothing_done():
     assert small.costs.parameters == small.dense.parameters
 
 
-def test_without_calibration_statistics_are_said_to_be_old():
+def test_without_calibration_a_note_says_that_statistics_are_old():
     small = compress(network(), filters=0.5, example=X)
     (reason,) = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
     assert reason == "none was given: neither weights nor BatchNorm statistics were fitted to what is left"
@@ -154,7 +154,7 @@ def test_twice_is_the_same():
     assert first.plan == second.plan
 
 
-def test_what_was_compressed_can_be_compressed_again():
+def test_a_compressed_model_can_be_compressed_again():
     once = compress(network(), filters=0.5, rank=0.5, example=X).model
     twice = compress(once, filters=0.5, rank=0.5, weights=0.5, example=X)
     assert twice.costs.parameters < twice.dense.parameters
@@ -298,7 +298,7 @@ def test_inputs_by_name_and_by_position():
         assert [p.shape for p in small.parameters()] == [p.shape for p in expected.parameters()]
 
 
-def test_whatever_else_a_model_has_is_carried_along():
+def test_other_attributes_of_a_model_are_copied():
     class Named(nn.Module):
         """Buffers, attributes, methods and a parameter outside of layers."""
 

@@ -1,4 +1,4 @@
-"""curve: the whole frontier from one model, each point what compress gives."""
+"""curve: several sizes of one model, each equal to the result of compress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def summary(model: torch.nn.Module) -> float:
 
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
 @pytest.mark.parametrize("form", ["masked", "removed"])
-def test_points_are_what_compress_gives(kind, form, small_resnet, batches):
+def test_every_point_equals_the_result_of_compress(kind, form, small_resnet, batches):
     got = curve(small_resnet, kind, RATIOS, calibration=batches, evaluate=summary, form=form)
     assert got.dense == pytest.approx(summary(recalibrate(small_resnet, batches)))
     for point, ratio in zip(got.points, RATIOS, strict=True):

@@ -24,7 +24,7 @@ def stored(request, small_resnet, batches, tmp_path):
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_every_point_is_what_compress_gives(stored, refit):
+def test_every_point_equals_the_result_of_compress(stored, refit):
     kind, model, batches, folder = stored
     for ratio in GRID:
         direct = compress(model, calibration=batches, refit=refit, **{kind: ratio}).model
@@ -40,7 +40,7 @@ def test_plain_points_share_the_weights(stored):
     assert size["plain-0.5.safetensors"] < size["refit-0.5.safetensors"]
 
 
-def test_nearest_point_is_said(stored):
+def test_a_warning_names_the_nearest_point(stored):
     kind, _, _, folder = stored
     with pytest.warns(UserWarning, match=f"{kind}=0.62 is not stored; the nearest of 0.3, 0.5, 0.7 is 0.7"):
         load(folder, **{kind: 0.62})
@@ -116,7 +116,7 @@ def test_an_elastic_artifact_is_read_as_a_whole(tmp_path, monkeypatch):
     assert torch.equal(output(tmp_path / "e"), output(tmp_path / "second"))
 
 
-def test_what_evaluate_does_to_a_model_is_not_stored(tmp_path):
+def test_changes_that_evaluate_makes_to_a_model_are_not_stored(tmp_path):
     def freezing(net: nn.Module) -> float:
         net.eval().requires_grad_(False)
         return 1.0

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Split, Truncate
 from sparsefw.compression.structure.factorisation import (
-    factors,
     full_rank,
     is_smaller,
     kept_rank,
@@ -24,6 +23,7 @@ from sparsefw.compression.structure.factorisation import (
     truncate,
 )
 from sparsefw.compression.structure.layers import as_matrices
+from sparsefw.geometry.cuts import low_rank_factors
 from sparsefw.geometry.subspace import gram_values
 
 SIZES = {1: (11,), 2: (9, 8), 3: (7, 6, 7)}
@@ -139,7 +139,7 @@ def test_truncation_error_is_the_tail_of_the_singular_values(groups, n, f):
 def test_factors_are_balanced(groups, n, f):
     """B^T B = A A^T = diag(s), so that neither factor is the large one: what training on from there, or float16, needs."""
     W = normal(groups, n, f)
-    outer, inner = factors(W, 4)
+    outer, inner = low_rank_factors(W, 4)
     s = torch.from_numpy(np.linalg.svd(W.numpy(), compute_uv=False)[:, :4].copy())
     torch.testing.assert_close(outer.mT @ outer, torch.diag_embed(s), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(inner @ inner.mT, torch.diag_embed(s), rtol=1e-8, atol=1e-8)
@@ -149,7 +149,7 @@ def test_factors_are_balanced(groups, n, f):
 def test_matrices_of_lower_rank_than_asked_for(n, f):
     """Rank 2, kept at 4: nothing is lost and nothing is invented."""
     W = (normal(n, 2) @ normal(2, f, seed=1)).unsqueeze(0)
-    outer, inner = factors(W, 4)
+    outer, inner = low_rank_factors(W, 4)
     torch.testing.assert_close(outer @ inner, W, atol=1e-7, rtol=0)
     assert outer.isfinite().all()
     assert inner.isfinite().all()
@@ -157,7 +157,7 @@ def test_matrices_of_lower_rank_than_asked_for(n, f):
 
 @pytest.mark.parametrize("n, f", [(4, 6), (6, 4)])
 def test_a_zero_matrix_stays_zero(n, f):
-    outer, inner = factors(torch.zeros(2, n, f, dtype=torch.float64), 2)
+    outer, inner = low_rank_factors(torch.zeros(2, n, f, dtype=torch.float64), 2)
     assert not outer.any()
     assert not (outer @ inner).any()
     assert inner.isfinite().all()
@@ -169,7 +169,7 @@ def test_the_scale_of_a_weight_does_not_matter(scale):
     torch.testing.assert_close(truncate(W * scale, 2) / scale, truncate(W, 2), rtol=1e-9, atol=1e-9)
 
 
-def test_not_a_number_is_said():
+def test_weights_that_are_not_finite_are_refused():
     W = normal(1, 3, 4)
     W[0, 1, 2] = math.nan
     with pytest.raises(ValueError, match=r"weight of shape .*NaN"):
@@ -210,7 +210,7 @@ def test_smaller_means_fewer_weights(layer):
         assert is_smaller(layer, rank) == fewer
 
 
-def test_what_a_layer_is_stays():
+def test_dtype_mode_and_frozen_parameters_stay():
     torch.manual_seed(0)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         layer = nn.Linear(8, 8, dtype=dtype).eval()
@@ -398,7 +398,7 @@ def test_rounded_ranks():
 
 
 @pytest.mark.parametrize("allocation", ["energy", "worst", "global"])
-def test_rank_by_other_allocations_removes_about_what_was_asked(allocation):
+def test_rank_by_other_allocations_removes_about_the_ratio(allocation):
     net = chain(32, 32, 32, 32, 4)
     with torch.no_grad():
         net[0].weight.copy_(normal(32, 2) @ normal(2, 32) + 1e-3 * normal(32, 32))  # nearly of rank 2

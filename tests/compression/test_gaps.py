@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw import compress
-from sparsefw.compression.structure.removal import relative_gap
+from sparsefw.compression.structure.gaps import relative_gap
 
 
 def test_an_offset_of_all_outputs_hides_no_difference():

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the same compression as on the CPU, whatever TF32 does to the numbers, and refit there."""
+"""On a GPU: the same compression as on the CPU, with and without TF32, and refit."""
 
 from __future__ import annotations
 

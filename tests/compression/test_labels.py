@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compression.zoo import OUTPUT, Net, table
+from compression.following import parity
+from compression.zoo import OUTPUT, Net, table, why_fixed
+from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.labels import Labels, compact
-from sparsefw.compression.structure.removal import parity, removable_channels
+from sparsefw.compression.structure.removal import removable_channels
 
 Operation = Callable[[Tensor], Tensor]
 SILENCE = "removing them is not the same as silencing them"
@@ -150,7 +152,7 @@ def test_followed(name):
 def test_left_with_a_reason(name):
     operation, reason = NOT[name]
     found = removable_channels(two_layers(operation), example())
-    rows = [(channels.fixed, site.layer) for channels in found for site in channels.writers]
+    rows = [(why_fixed(channels), site.layer) for channels in found for site in channels.writers]
     assert {layer for _, layer in rows} == {"a", "b"}
     assert all(fixed == (reason if layer == "a" else OUTPUT) for fixed, layer in rows), rows
 
@@ -250,7 +252,7 @@ def test_grouped_queries_of_several_heads_are_left():
 
     model = Net(run, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(8, 3))
     found = removable_channels(model, torch.randn(2, 5, 6))
-    assert {channels.name: channels.fixed for channels in found} == {
+    assert {channels.name: why_fixed(channels) for channels in found} == {
         "q": TWO_AXES, "k": TWO_AXES, "v": TWO_AXES, "o": OUTPUT,
     }  # fmt: skip
 
@@ -361,7 +363,7 @@ def test_a_model_that_does_not_run_says_so_in_one_line():
     assert error_line(nn.Linear(3, 4), torch.ones(2, 5)).startswith(start + "RuntimeError: ")
     assert error_line(nn.Linear(3, 4), {"y": torch.ones(2, 3)}).startswith(start + "TypeError: ")
     nothing = Net(lambda m, x: "text", a=nn.Linear(3, 4))
-    assert error_line(nothing, torch.ones(2, 3)) == start + "TypeError: no tensors were found in what it returns"
+    assert error_line(nothing, torch.ones(2, 3)) == start + "TypeError: its output contains no tensors"
 
 
 def test_labels_are_united_and_keep_the_first_reason():
@@ -369,12 +371,13 @@ def test_labels_are_united_and_keep_the_first_reason():
     a, b, c = labels.fresh(3), labels.fresh(3), labels.fresh(1)
     labels.unite(a, b)
     assert [labels.find(i) for i in b] == [labels.find(i) for i in a]
-    labels.fix(b[:1], "first")
-    labels.fix(a[:1], "second")
-    assert [labels.reason(i) for i in (*a, *b)] == ["first", "", "", "first", "", ""]
-    labels.fix(c, "of one")
+    first, second, of_one = because(Cause.OUTPUT), because(Cause.TAKEN_APART), because(Cause.SCALES_MANY)
+    labels.fix(b[:1], first)
+    labels.fix(a[:1], second)
+    assert [labels.reason(i) for i in (*a, *b)] == [first, None, None, first, None, None]
+    labels.fix(c, of_one)
     labels.unite(a[1:], c)  # one label meets two: all three are one
-    assert [labels.reason(i) for i in a] == ["first", "of one", "of one"]
+    assert [labels.reason(i) for i in a] == [first, of_one, of_one]
     assert labels.find(int(a[1])) == labels.find(int(a[2])) == labels.find(int(c[0]))
 
 

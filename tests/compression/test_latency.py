@@ -1,4 +1,4 @@
-"""Latency as a target: layers are measured once, kept on disk, and measured anew where the table is of no use."""
+"""Latency as a target: layers are measured once, cached on disk, and measured again if the cache is damaged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_layers_are_measured_once_and_kept_on_disk(clock, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[1, 2]", b"3", b"\xff\xfe", b'{"x": "fast"}', b'{"x": null}', b"null"]
 )
-def test_a_damaged_table_is_measured_anew(clock, tmp_path, content):
+def test_a_damaged_table_is_measured_again(clock, tmp_path, content):
     share_of_latency(network(), network(), X)
     (path,) = (tmp_path / "cache").iterdir()
     path.write_bytes(content)
@@ -87,7 +87,7 @@ def test_a_damaged_table_is_measured_anew(clock, tmp_path, content):
 
 
 @pytest.mark.parametrize("time", ["-1.0", "0", "NaN", "Infinity"])
-def test_times_that_cannot_be_are_measured_anew(clock, tmp_path, time):
+def test_impossible_times_are_measured_again(clock, tmp_path, time):
     share_of_latency(network(), network(), X)
     (path,) = (tmp_path / "cache").iterdir()
     table = json.loads(path.read_text())
@@ -97,14 +97,14 @@ def test_times_that_cannot_be_are_measured_anew(clock, tmp_path, time):
     assert json.loads(path.read_text()) == table
 
 
-def test_where_nothing_can_be_written_it_is_measured_every_time(clock, tmp_path, monkeypatch):
+def test_without_a_writable_folder_layers_are_measured_every_time(clock, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPARSEFW_CACHE", str(tmp_path / "file" / "below"))
     assert share_of_latency(network(), network(), X) == 1.0
     assert len(clock) == 4
 
 
-def test_where_the_table_is(monkeypatch, tmp_path):
+def test_the_path_of_the_table(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEFW_CACHE", str(tmp_path / "own"))
     assert Table(X.device).path.parent == tmp_path / "own"
     monkeypatch.delenv("SPARSEFW_CACHE")
@@ -112,7 +112,7 @@ def test_where_the_table_is(monkeypatch, tmp_path):
     assert Table(X.device).path.parent == tmp_path / "xdg" / "sparsefw"
 
 
-def test_layers_that_differ_in_any_way_are_told_apart(clock):
+def test_layers_that_differ_in_any_way_are_distinguished(clock):
     x = torch.randn(1, 4, 8, 8)
     layers = [
         nn.Conv2d(4, 4, 3),

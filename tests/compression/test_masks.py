@@ -31,7 +31,7 @@ magnitudes = st.lists(st.sampled_from([0.0, 1e-30, 1e-30, 0.5, 1.0, 1.0, 2.0]), 
 
 @settings(max_examples=200, deadline=None)
 @given(magnitudes, st.data())
-def test_exactly_as_many_as_asked_and_none_larger_than_what_stays(values, data):
+def test_exactly_the_smallest_are_removed(values, data):
     """Whatever the ties, the zeros that are there and the tiny values."""
     x = torch.tensor(values, dtype=torch.float64)
     count = data.draw(st.integers(0, len(values)))
@@ -144,7 +144,7 @@ def test_the_asked_fraction_of_all_weights_is_zero(ratio, allocation):
     }
 
 
-def test_what_stays_is_unchanged():
+def test_remaining_weights_are_unchanged():
     net = network()
     small = compress(net, weights=0.8, example=X).model
     for (name, a), b in zip(net.state_dict().items(), small.state_dict().values(), strict=True):
@@ -207,7 +207,7 @@ def test_pattern():
     assert int((compress(net, weights="1:3", example=X).model[5].weight != 0).sum()) == 5 * math.ceil(196 / 3)
 
 
-def test_a_nearly_empty_layer_is_said():
+def test_a_nearly_empty_layer_is_noted():
     net = nn.Sequential(nn.Linear(50, 50, bias=False), nn.ReLU(), nn.Linear(50, 50, bias=False))
     with torch.no_grad():
         net[0].weight.mul_(1e-3)
@@ -219,7 +219,7 @@ def test_a_nearly_empty_layer_is_said():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_named(bad):
+def test_a_weight_that_is_not_finite_is_named(bad):
     net = network()
     with torch.no_grad():
         net[3].weight[1, 2, 0, 0] = bad

@@ -75,7 +75,7 @@ def test_negative_zero_comes_back_as_zero():
     ],
     ids=lambda t: f"{tuple(t.shape)}-{t.dtype}",
 )
-def test_what_would_not_be_smaller_is_stored_as_it_is(tensor):
+def test_tensors_that_would_not_be_smaller_are_stored_unpacked(tensor):
     packed = pack({"x": tensor})
     assert set(packed) == {"x"}
     assert torch.equal(unpack(packed)["x"], tensor)
@@ -98,7 +98,7 @@ def test_size_is_the_values_one_bit_each_and_the_shape():
 
 
 @pytest.mark.parametrize("nonzero", [0, 100, 590, 596, 597, 598, 620])
-def test_packed_bytes_are_what_is_stored(nonzero):
+def test_packed_bytes_are_the_bytes_stored(nonzero):
     """Up to where mask and shape cost more than they save: 620 floats are 2,480 bytes, the mask and shape 78 + 16."""
     net = nn.Linear(20, 31, bias=False)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_parameters_are_stored_without_their_graph():
         lambda p: p.pop("x" + SHAPE),
     ],
 )
-def test_damage_is_said(damage):
+def test_damaged_entries_are_refused(damage):
     packed = pack({"x": sparse((40, 40), torch.float32)})
     damage(packed)
     with pytest.raises(ValueError, match=r"^x: .*$"):

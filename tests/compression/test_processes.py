@@ -1,4 +1,4 @@
-"""Several processes, each with its own batches, arrive at what one with all of them would."""
+"""Several processes, each with its own batches, give the result of one process with all of them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_short_work_shows_none():
     assert stream.getvalue() == ""
 
 
-def test_where_there_is_no_terminal():
+def test_no_bar_without_a_terminal():
     assert shown(None) is None  # the tests run without one
     assert shown(False) is None
     assert isinstance(shown(True), Bar)
@@ -48,7 +48,7 @@ def test_where_there_is_no_terminal():
 
 
 @pytest.mark.parametrize("wrong", [3, "yes", [print]])
-def test_what_is_no_progress(wrong):
+def test_a_wrong_progress_is_refused(wrong):
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"^progress must be True, False or a function of \(done, total, layer name\)"):
         compress(net, filters=0.5, example=torch.randn(2, 3), progress=wrong)

@@ -1,4 +1,4 @@
-"""Refit: the closed-form least-squares solution, checked against numpy; and what it is worth on a trained network."""
+"""Refit: the closed-form least-squares solution, checked against numpy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ IDS = [f"{kind.__name__}-{' '.join(f'{k}={v}' for k, v in options.items())}" for
 
 
 @pytest.mark.parametrize("kind, options, size", GEOMETRIES, ids=IDS)
-def test_patches_are_what_the_layer_sees(kind, options, size):
+def test_patches_are_the_inputs_of_the_layer(kind, options, size):
     layer = kind(4, 8, **options).double()
     x = normal(2, 4, *size)
     y = layer(x)
@@ -117,7 +117,7 @@ def test_linear_layers_solve_the_least_squares_problem(between, bias, monkeypatc
         np.testing.assert_allclose(found.bias.detach().numpy(), offset, rtol=1e-7, atol=1e-8)
 
 
-def test_an_offset_that_batch_norm_absorbs_is_no_matter_of_the_weight(monkeypatch):
+def test_an_offset_that_batch_norm_absorbs_does_not_change_the_weight(monkeypatch):
     monkeypatch.setattr(refit, "DEFAULT_RIDGE", 0.0)
     layer = nn.Linear(4, 6, bias=False).double()
     batches = [normal(30, 4) + 5]

@@ -161,7 +161,7 @@ def test_no_hook_stays_behind_an_error():
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
 
 
-def test_what_cannot_be_refitted_is_listed():
+def test_layers_that_cannot_be_refitted_are_listed():
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

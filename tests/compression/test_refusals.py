@@ -1,4 +1,4 @@
-"""What is refused, in one line that says what is wrong and what would be right."""
+"""Refusals: one line that says what is wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BAD = [-0.1, 1.0, 1.5, math.nan, math.inf, True, False, [0.5], None.__class__]
 
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
 @pytest.mark.parametrize("value", [*BAD, "0.5", "half"], ids=str)
-def test_what_is_no_fraction(kind, value):
+def test_a_value_that_is_not_a_fraction_is_refused(kind, value):
     with pytest.raises(ValueError, match=rf"^{kind}=[^\n]*(must be in \[0, 1\)|a pattern is N:M)[^\n]*$"):
         compress(normed(), example=X, **{kind: value})
 
 
 @pytest.mark.parametrize("value", ["2:", ":4", "4:2", "4:4", "0:4", "2:4:8", "a:b", "-1:4", "2.0:4"])
-def test_what_is_no_pattern(value):
+def test_a_text_that_is_not_a_pattern_is_refused(value):
     with pytest.raises(ValueError, match=rf"^unknown kind {value!r}: a pattern is N:M with 0 < N < M, such as 2:4$"):
         compress(normed(), example=X, weights=value)
 
@@ -48,14 +48,14 @@ def test_what_is_no_pattern(value):
     ],
     ids=str,
 )
-def test_settings_that_do_not_exist(wrong, says):
+def test_unknown_settings_are_refused(wrong, says):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         compress(normed(), **{"filters": 0.5, "example": X, **wrong})
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("thing", [None, 3, normed().state_dict(), nn.Linear, lambda x: x], ids=range(5))
-def test_what_is_no_model(thing):
+def test_a_thing_that_is_not_a_model_is_refused(thing):
     with pytest.raises(ValueError, match=r"^compress needs a torch.nn.Module, got \w+$"):
         compress(thing, filters=0.5, example=X)
 
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_copied():
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        ({"filters": 0.5, "by": "rank"}, "by='rank' says what a target= is met by, and there is none"),
+        ({"filters": 0.5, "by": "rank"}, "by='rank' names the kinds to remove for a target=, and there is none"),
         ({"rank": 0.5, "form": "masked"}, "form='masked' is a way to remove filters, and none are asked for"),
         ({"filters": 0.5, "refit": "yes"}, "refit='yes': must be True or False"),
         ({"filters": 0.5, "include": 3}, "include and exclude take names with * and ?, or a list of them, got 3"),
@@ -119,19 +119,19 @@ def test_a_model_that_cannot_be_copied():
     ],
     ids=str,
 )
-def test_nothing_is_ignored(wrong, says):
+def test_contradictory_requests_are_refused(wrong, says):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         compress(cnn(), example=IMAGES[0], **wrong)
     assert says in str(caught.value)
 
 
-def test_nothing_is_ignored_elsewhere(tmp_path):
+def test_measure_export_and_curve_refuse_wrong_arguments(tmp_path):
     small = compress(cnn(), filters=0.5, example=IMAGES[0])
     with pytest.raises(ValueError, match=r"^backend='tflite': there are eager, onnxruntime$"):
         measure(small.model, IMAGES[0], backend="tflite")
     with pytest.raises(ValueError, match=r"^measure needs a torch.nn.Module, got Compressed; [^\n]*\.model$"):
         measure(small, IMAGES[0])
-    with pytest.raises(ValueError, match=r"^a torch.nn.Module is exported, not a Compressed; [^\n]*\.model$"):
+    with pytest.raises(ValueError, match=r"^only a torch.nn.Module can be exported, got Compressed; [^\n]*\.model$"):
         export_onnx(small, IMAGES[0], tmp_path / "x.onnx")
     with pytest.raises(ExportError, match=r"^cannot write [^\n]*: No such file or directory$"):
         export_onnx(small.model, IMAGES[0], tmp_path / "nowhere" / "x.onnx")
@@ -142,7 +142,7 @@ def test_nothing_is_ignored_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("value, says", [(math.nan, "nan"), (math.inf, "inf"), (None, "None"), ("x", "'x'")])
-def test_what_evaluate_may_not_return(value, says):
+def test_evaluate_must_return_a_finite_number(value, says):
     for run in (
         lambda: compress(mlp(), target="drop=1", calibration=ROWS, evaluate=lambda net: value),
         lambda: curve(mlp(), "filters", [0.5], calibration=ROWS, evaluate=lambda net: value, form="removed"),
@@ -175,7 +175,7 @@ def test_extra_state_is_refused_when_saving(tmp_path):
             pass
 
     net = nn.Sequential(nn.Conv2d(3, 16, 3), Extra(), nn.Conv2d(16, 4, 3))
-    with pytest.raises(ArtifactError, match=r"^1\._extra_state is no tensor: [^\n]*$"):
+    with pytest.raises(ArtifactError, match=r"^1\._extra_state is not a tensor: [^\n]*$"):
         save(compress(net, filters=0.5, example=IMAGES[0]), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -203,7 +203,7 @@ def test_statistics_that_are_not_finite():
         recalibrate(net, IMAGES)
 
 
-def test_what_others_wrap():
+def test_compiled_and_scripted_models():
     net = cnn().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about the age of TorchScript

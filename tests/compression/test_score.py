@@ -13,7 +13,7 @@ from sparsefw.compression.artifact.plan import Keep
 from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.score import SCORES, Observed, observe, readers_of
 from sparsefw.compression.structure.attention import PlainAttention
-from sparsefw.compression.structure.channels import HEADS, IN, OUT, Channels, Site, find_channels
+from sparsefw.compression.structure.channels import Channels, Side, Site, find_channels
 
 NOTHING = Observed({}, {})
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def model(**layers: nn.Module) -> nn.Module:
     return nn.ModuleDict(layers)
 
 
-WRITES = Site("a", OUT, each(2))
+WRITES = Site("a", Side.OUT, each(2))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def normed(**options) -> nn.Module:
         (dict(track_running_stats=False), [4, 6]),  # always of deviation 1, whatever the filter
     ],
 )
-def test_what_batch_norm_makes_of_filters(options, expected):
+def test_norms_of_filters_are_scaled_by_batch_norm(options, expected):
     behind = Observed({"a": "n"}, {})
     assert score("bn", normed(**options), WRITES, observed=behind) == pytest.approx(expected)
     assert score("bn", normed(**options), WRITES) == [5, 1]  # no batch norm follows
@@ -89,22 +89,22 @@ def test_what_batch_norm_makes_of_filters(options, expected):
 
 def test_several_writers_are_put_on_one_scale():
     net = model(a=with_weight(nn.Linear(1, 2), [1, 3]), b=with_weight(nn.Linear(1, 2), [100, 100]))
-    assert score("l1", net, WRITES, Site("b", OUT, each(2))) == [0.5 + 1, 1.5 + 1]
-    crossed = Site("b", OUT, ((1,), (0,)))
+    assert score("l1", net, WRITES, Site("b", Side.OUT, each(2))) == [0.5 + 1, 1.5 + 1]
+    crossed = Site("b", Side.OUT, ((1,), (0,)))
     net["b"].weight.data[0] = 300
     assert score("l1", net, WRITES, crossed) == [0.5 + 0.5, 1.5 + 1.5]
 
 
 def test_a_silent_writer_divides_nothing_by_zero():
     net = model(a=with_weight(nn.Linear(1, 2), [1, 3]), b=with_weight(nn.Linear(1, 2), [0, 0]))
-    assert score("l1", net, WRITES, Site("b", OUT, each(2))) == [0.5, 1.5]
+    assert score("l1", net, WRITES, Site("b", Side.OUT, each(2))) == [0.5, 1.5]
 
 
-def test_share_of_what_the_readers_compute():
+def test_activation_is_the_share_in_the_readers_inputs():
     """||W[:, j]||^2 E[x_j^2]: columns 1 and 5, mean squares 5 and 4, so 5 and 20 of 25."""
     net = model(a=nn.Linear(2, 2), r=with_weight(nn.Linear(2, 2), [[1, 2], [0, 1]]))
     seen = Observed({}, {"r": torch.tensor([5.0, 4.0], dtype=torch.float64)})
-    reads = Site("r", IN, each(2))
+    reads = Site("r", Side.IN, each(2))
     assert score("activation", net, WRITES, reads, observed=seen) == pytest.approx([0.2, 0.8])
 
 
@@ -115,7 +115,7 @@ def test_shares_of_several_readers_are_added():
         s=with_weight(nn.Conv2d(4, 2, 1, groups=2), [[1, 1], [2, 1]]),
     )
     energy = {"r": torch.tensor([1.0, 1.0]).double(), "s": torch.tensor([1.0, 2.0, 3.0, 4.0]).double()}
-    reads = Site("r", IN, each(2)), Site("s", IN, ((0, 3), (1, 2)))  # each channel arrives at two inputs of s
+    reads = Site("r", Side.IN, each(2)), Site("s", Side.IN, ((0, 3), (1, 2)))  # each channel arrives at two inputs of s
     got = score("activation", net, WRITES, *reads, observed=Observed({}, energy))
     assert got == pytest.approx([1 / 10 + 5 / 19, 9 / 10 + 14 / 19])
 
@@ -124,10 +124,10 @@ def test_transposed_readers():
     """Stored as (inputs, outputs, kernel)."""
     net = model(a=nn.Linear(2, 2), r=with_weight(nn.ConvTranspose1d(2, 1, 2), [[1, 1], [1, 2]]))
     seen = Observed({}, {"r": torch.ones(2, dtype=torch.float64)})
-    assert score("activation", net, WRITES, Site("r", IN, each(2)), observed=seen) == pytest.approx([2 / 7, 5 / 7])
+    assert score("activation", net, WRITES, Site("r", Side.IN, each(2)), observed=seen) == pytest.approx([2 / 7, 5 / 7])
 
 
-def test_what_no_layer_reads_is_scored_by_its_size():
+def test_channels_that_no_layer_reads_are_scored_by_their_norm():
     net = model(a=with_weight(nn.Linear(2, 2), [[3, -4], [1, 0]]))
     assert score("activation", net, WRITES) == [5, 1]
 
@@ -136,7 +136,7 @@ def test_what_no_layer_reads_is_scored_by_its_size():
 def test_heads_are_scored_by_their_columns_of_the_projection(name, expected):
     block = PlainAttention(2, 2, 2).double()
     with_weight(block.proj, [[1, 2, 4, 5], [3, 0, 5, 0]])
-    assert score(name, model(b=block), Site("b", HEADS, each(2))) == pytest.approx(expected)
+    assert score(name, model(b=block), Site("b", Side.HEADS, each(2))) == pytest.approx(expected)
 
 
 # What is observed
@@ -188,8 +188,8 @@ def test_readers_of_parts_of_a_layer():
 
 
 def test_rows_that_are_added_arrive_at_the_same_place():
-    added = Channels((Site("a", OUT, ((0, 2), (1, 3))), Site("r", IN, ((0,), (1,)))), (0, 0))
-    assert readers_of([added], "a", 4) == (Site("r", IN, ((0,), (1,), (0,), (1,))),)
+    added = Channels((Site("a", Side.OUT, ((0, 2), (1, 3))), Site("r", Side.IN, ((0,), (1,)))), (0, 0))
+    assert readers_of([added], "a", 4) == (Site("r", Side.IN, ((0,), (1,), (0,), (1,))),)
     assert readers_of([added], "r", 4) == ()
 
 

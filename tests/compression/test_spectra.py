@@ -47,7 +47,7 @@ def test_many_are_thinned_with_both_ends():
     assert (found["value"][0], found["value"][-1]) == (999.0, 0.0)
 
 
-def test_what_is_not_finite_is_left_out_and_said():
+def test_layers_that_are_not_finite_are_left_out_with_a_reason():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].weight.data[0, 0] = torch.nan
     found = spectra(model.to(torch.bfloat16))

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from compression.zoo import Net, awake
 from sparsefw.compression import compress
 from sparsefw.compression.structure.attention import PlainAttention, from_multihead, heads_of, plain_attention
-from sparsefw.compression.structure.channels import EACH, HEADS, IN, OUT, Channels
+from sparsefw.compression.structure.channels import Channels, Side
 from sparsefw.compression.structure.layers import call, evaluating
-from sparsefw.compression.structure.removal import removable_channels, without, zero_channels
+from sparsefw.compression.structure.removal import removable_channels, removal_edits, silence, without
 from sparsefw.compression.structure.surgery import keep, size, take, zero_filters
 
 
@@ -170,7 +170,7 @@ def test_heads_by_hand():
 def test_silent_channels_are_zero_behind_every_layer_that_writes_them():
     model = awake(nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 2, 3))).eval()
     x = torch.randn(2, 3, 8, 8)
-    zero_channels(model, named(model, x, "0")[0], [1, 4])
+    silence(model, removal_edits(model, {named(model, x, "0")[0]: [1, 4]}))
     for depth in (1, 2, 3):
         silent = model[:depth](x).abs().amax((0, 2, 3)) == 0
         assert silent.tolist() == [False, True, False, False, True]
@@ -188,17 +188,17 @@ def test_zeroed_filters_write_nothing_but_their_bias(groups):
 @pytest.mark.parametrize(
     ("layer", "side", "count"),
     [
-        (nn.Linear(3, 5), OUT, 5),
-        (nn.Linear(3, 5), IN, 3),
-        (nn.Conv1d(4, 6, 3, groups=2), OUT, 6),
-        (nn.Conv1d(4, 6, 3, groups=2), IN, 4),
-        (nn.ConvTranspose3d(4, 6, 1), OUT, 6),
-        (nn.ConvTranspose3d(4, 6, 1), IN, 4),
-        (nn.Conv2d(4, 8, 3, groups=4), EACH, 4),
-        (nn.BatchNorm1d(7), EACH, 7),
-        (nn.InstanceNorm2d(7, affine=True), EACH, 7),
-        (nn.PReLU(6), EACH, 6),
-        (PlainAttention(5, 4, 3), HEADS, 4),
+        (nn.Linear(3, 5), Side.OUT, 5),
+        (nn.Linear(3, 5), Side.IN, 3),
+        (nn.Conv1d(4, 6, 3, groups=2), Side.OUT, 6),
+        (nn.Conv1d(4, 6, 3, groups=2), Side.IN, 4),
+        (nn.ConvTranspose3d(4, 6, 1), Side.OUT, 6),
+        (nn.ConvTranspose3d(4, 6, 1), Side.IN, 4),
+        (nn.Conv2d(4, 8, 3, groups=4), Side.EACH, 4),
+        (nn.BatchNorm1d(7), Side.EACH, 7),
+        (nn.InstanceNorm2d(7, affine=True), Side.EACH, 7),
+        (nn.PReLU(6), Side.EACH, 6),
+        (PlainAttention(5, 4, 3), Side.HEADS, 4),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
 )
@@ -213,8 +213,8 @@ def test_a_bare_parameter_keeps_its_other_axes():
     model = nn.ParameterDict({"scale": nn.Parameter(torch.arange(4.0).view(1, 4, 1, 1), requires_grad=False)})
     owner = nn.ModuleDict()
     owner.add_module("part", model)
-    assert size(owner, "part.scale", EACH) == 4
-    keep(owner, "part.scale", EACH, [1, 3])
+    assert size(owner, "part.scale", Side.EACH) == 4
+    keep(owner, "part.scale", Side.EACH, [1, 3])
     assert owner.part["scale"].shape == (1, 2, 1, 1)
     assert owner.part["scale"].flatten().tolist() == [1, 3]
     assert isinstance(owner.part["scale"], nn.Parameter)

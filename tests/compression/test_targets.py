@@ -35,7 +35,7 @@ X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
         ("drop=0", "drop", 0.0),
     ],
 )
-def test_words_are_read(text, metric, value):
+def test_targets_are_parsed(text, metric, value):
     assert Target.parse(text) == Target(metric, value)
 
 
@@ -60,18 +60,18 @@ def test_words_are_read(text, metric, value):
         ("drop=nan", "must be at least 0"),
     ],
 )
-def test_words_that_cannot_be_read(text, says):
+def test_texts_that_are_not_targets_are_refused(text, says):
     with pytest.raises(ValueError, match=rf"^target {re.escape(repr(text))}: [^\n]*{re.escape(says)}[^\n]*$"):
         compress(network(), target=text, example=X)
 
 
-def test_what_a_target_needs():
+def test_contradictory_targets_are_refused():
     with pytest.raises(ValueError, match=r"^target drop= needs evaluate="):
         compress(network(), target="drop=0.1", example=X)
     with pytest.raises(ValueError, match="unknown kind 'layers'"):
         compress(network(), target="params=0.5", by="layers", example=X)
     with pytest.raises(
-        ValueError, match=r"^rank= and target= both say how much of the rank goes: give one, or another by=$"
+        ValueError, match=r"^rank= and target= both set how much of the rank is removed: give one, or another by=$"
     ):
         compress(network(), target="params=0.5", by=("filters", "rank"), rank=0.5, example=X)
 
@@ -166,7 +166,7 @@ def test_still_met_after_refit(calibrated):
 
 
 @pytest.mark.parametrize("metric, by", [("params", "filters"), ("macs", "rank"), ("bytes", "weights")])
-def test_out_of_reach_is_said_with_what_is_in_reach(metric, by):
+def test_an_unreachable_target_names_the_smallest_reachable_one(metric, by):
     with pytest.raises(UnreachableError, match=rf"^target {metric}=0.001 cannot be reached: [^\n]*$") as error:
         compress(network(), target=f"{metric}=0.001", by=by, example=X)
     named = float(re.search(r"is ([\d.e-]+) of dense", str(error.value))[1])
@@ -176,7 +176,7 @@ def test_out_of_reach_is_said_with_what_is_in_reach(metric, by):
 
 @pytest.mark.parametrize("how", [{"by": "weights"}, {"form": "masked"}], ids=str)
 @pytest.mark.parametrize("metric", ["params", "macs"])
-def test_what_zeros_cannot_change_is_said_at_once(metric, how):
+def test_targets_that_zeros_cannot_meet_are_refused_at_once(metric, how):
     with pytest.raises(
         ValueError, match=rf"^target '{metric}=0.5': zeros stay in place, so {metric} cannot fall[^\n]*$"
     ):
@@ -195,7 +195,7 @@ def attention() -> nn.Module:
 @pytest.mark.parametrize(
     "make, x", [(network, X), (attention, torch.randn(2, 5, 8))], ids=["convolutions", "attention"]
 )
-def test_all_of_it_is_no_compression(metric, make, x):
+def test_a_target_of_1_compresses_nothing(metric, make, x):
     net = make()
     small = compress(net, target=f"{metric}=1.0", by=("filters", "rank", "weights"), example=x)
     assert small.plan.request["level"] == 0
@@ -256,7 +256,7 @@ def test_a_metric_that_never_falls_and_one_that_falls_at_once():
     assert all(isinstance(m, nn.Module) for m in evaluated)
 
 
-def test_what_evaluate_does_to_a_model_is_its_own_business():
+def test_evaluate_may_change_the_models_that_it_is_given():
     def careless(model: nn.Module) -> float:
         for p in model.parameters():
             p.data.zero_()

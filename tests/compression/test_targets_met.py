@@ -1,4 +1,4 @@
-"""Targets are met where the search is hard, and what was reached is told."""
+"""Targets are met where the search is hard, and the reached values are reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.parametrize("refit", [False, True])
-def test_where_too_much_is_removed_the_search_goes_on(refit):
+def test_the_search_continues_after_a_model_that_is_too_small(refit):
     def correct(net: nn.Module) -> float:
         with torch.no_grad():
             return -float((net.eval()(ROWS[0]) - Normalised().eval()(ROWS[0])).square().mean())
@@ -62,7 +62,7 @@ def test_where_too_much_is_removed_the_search_goes_on(refit):
     assert math.isfinite(points[0].plain)
 
 
-def test_a_target_tells_what_was_reached():
+def test_the_summary_of_a_target_shows_the_reached_value():
     def size(net: nn.Module) -> float:
         return sum(p.numel() for p in net.parameters()) / 1000
 

@@ -54,6 +54,7 @@ def test_inputs_that_are_not_along_the_batch(tmp_path):
 def test_an_example_without_a_batch_is_saved_too(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
     save(compress(net, filters=0.5, example=torch.randn(3, 8, 8)), tmp_path / "a")
+    assert (tmp_path / "a" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.int64(2), torch.tensor(0.5), 3])
@@ -118,7 +119,7 @@ def test_a_weight_computed_from_others_when_masked_and_in_a_curve():
     curve(net, "rank", [0.5], calibration=IMAGES, evaluate=lambda net: 1.0)
 
 
-def test_what_a_tied_weight_is_excluded_for():
+def test_a_weight_tied_to_an_excluded_layer_is_left():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,7 +153,7 @@ def test_heads_are_rounded_by_their_channels():
     assert str(small).startswith("removed: 23.5 % of the filters\n")  # 16 neurons of 64, and of 4 heads none
 
 
-def test_what_is_no_layer_is_listed():
+def test_modules_that_are_not_layers_are_listed():
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -187,7 +188,7 @@ def test_a_weight_computed_from_others_is_left_and_listed(how):
 
 
 @pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}], ids=str)
-def test_rounding_that_leaves_nothing_to_remove_is_said(how):
+def test_rounding_that_leaves_nothing_to_remove_is_listed(how):
     small = compress(normed(), example=X, round_to=16, **how)
     stuck = {u.layer: u.reason for u in small.plan.untouched if "round_to=16" in u.reason}
     assert stuck == {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression import compress, recalibrate
 from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.kinds import FILTERS
 
@@ -27,8 +28,10 @@ def falling(slope: float) -> Callable[[nn.Module], float]:
 
 
 def damage(net: nn.Module, batches: list[Tensor]) -> Tensor:
-    work = Pipeline(net, None, batches, Settings(refit=False))
-    return torch.tensor(list(work.measure_damage(work.stage(FILTERS, work.dense)).values()), dtype=torch.float64)
+    pipeline = Pipeline(net, Settings(calibration=batches, refit=False))
+    stage = pipeline.stage(FILTERS, pipeline.dense)
+    measured = measure_sensitivity(stage, next(iter(pipeline.calibration)))
+    return torch.tensor(list(measured.damage.values()), dtype=torch.float64)
 
 
 def main(folder: str, rank: int, size: int) -> None:

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression import Compressed, compress
-from sparsefw.compression.artifact.plan import Keep, Split, Truncate
+from sparsefw.compression.artifact.plan import Split, Truncate
 from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import Channels, tensors_of
 from sparsefw.compression.structure.factorisation import truncate
+from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import as_matrices, call, evaluating, set_weight
-from sparsefw.compression.structure.removal import relative_gap, silence
-from sparsefw.compression.structure.surgery import size
+from sparsefw.compression.structure.removal import silence
 from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"
@@ -115,6 +115,11 @@ class Net(nn.Module):
         return self.run(self, *args, **kwargs)
 
 
+def why_fixed(channels: Channels) -> str:
+    """The text of the reason; empty for removable channels."""
+    return "" if channels.fixed is None else channels.fixed.text
+
+
 def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
     """Sets of channels as "layer.side ..." -> (how many, why fixed); "x4" behind a side that has four slots for each."""
     rows: dict[str, tuple[int, str]] = {}
@@ -124,7 +129,7 @@ def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
             for site in channels.sites
         )
         assert " ".join(sides) not in rows, sides
-        rows[" ".join(sides)] = (channels.count, channels.fixed)
+        rows[" ".join(sides)] = (channels.count, why_fixed(channels))
     return rows
 
 
@@ -147,11 +152,9 @@ def attempt(dense: nn.Module, inputs: Any, **amounts: float) -> Trial:
     except ValueError as error:
         return Trial(refused=str(error))
     same = plain_attention(copy.deepcopy(dense))
+    silence(same, small.plan.edits)
     for edit in small.plan.edits:
-        if isinstance(edit, Keep):
-            gone = sorted(set(range(size(same, edit.layer, edit.side))) - set(edit.kept))
-            silence(same, edit.layer, edit.side, gone)
-        elif isinstance(edit, (Split, Truncate)):
+        if isinstance(edit, (Split, Truncate)):
             layer = same.get_submodule(edit.layer)
             set_weight(layer, truncate(as_matrices(layer), edit.rank))
     comparable = "weights" not in amounts

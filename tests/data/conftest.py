@@ -1,4 +1,4 @@
-"""What is derived from data sets is kept in a folder of the test's own, never in the user's."""
+"""Every test has its own cache folder, and finds no data set through the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path_factory):
-    """The folder that $SPARSEFW_CACHE names; no data set is found through the environment."""
+    """Return the folder that $SPARSEFW_CACHE names."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("SPARSEFW_CACHE", str(folder))
     monkeypatch.delenv("SPARSEFW_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""Which images an epoch visits, in which order, in which process, and with which random numbers."""
+"""The images that an epoch visits: their order, their process, and their random numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from data.opened import opened, rows
-from data.written import write
-from sparsefw.data import resident
+from data.dataset_writers import write
+from data.open_datasets import opened, rows
+from sparsefw.data import resident_part
 from sparsefw.data.batches import (
-    NUMBERS,
-    WINDOW,
+    BLOCKS_PER_WINDOW,
+    NUMBERS_PER_IMAGE,
     epoch_numbers,
     epoch_order,
     evaluation_batch,
     generator,
-    sampled,
-    split,
+    sample_indices,
+    split_indices,
 )
 
 # --- split
 
 
 def test_a_tenth_of_50000_is_held_out():
-    kept, held_out = split(50_000, 0.1, seed=0)
+    kept, held_out = split_indices(50_000, 0.1, seed=0)
     assert (len(kept), len(held_out)) == (45_000, 5_000)
     assert np.array_equal(np.union1d(kept, held_out), np.arange(50_000))
     assert (np.diff(kept) > 0).all()
@@ -34,14 +34,14 @@ def test_a_tenth_of_50000_is_held_out():
 
 
 def test_nothing_is_held_out():
-    kept, held_out = split(7, 0.0, seed=3)
+    kept, held_out = split_indices(7, 0.0, seed=3)
     assert kept.tolist() == list(range(7))
     assert held_out.tolist() == []
 
 
 def test_a_split_belongs_to_its_seed():
-    assert np.array_equal(split(1000, 0.1, 5)[1], split(1000, 0.1, 5)[1])
-    common = np.intersect1d(split(1000, 0.1, 5)[1], split(1000, 0.1, 6)[1])
+    assert np.array_equal(split_indices(1000, 0.1, 5)[1], split_indices(1000, 0.1, 5)[1])
+    common = np.intersect1d(split_indices(1000, 0.1, 5)[1], split_indices(1000, 0.1, 6)[1])
     assert len(common) < 30  # 10 on average, with a deviation of 3
 
 
@@ -49,15 +49,15 @@ def test_every_image_is_held_out_equally_often():
     """200 splits of 100 images in halves: 100 times each, with a deviation of 7."""
     counts = np.zeros(100)
     for seed in range(200):
-        counts[split(100, 0.5, seed)[1]] += 1
+        counts[split_indices(100, 0.5, seed)[1]] += 1
     assert abs(counts - 100).max() < 35
 
 
 # --- random numbers
 
 
-def test_integers_have_random_numbers_of_their_own():
-    """numpy's SeedSequence by itself takes (5, 2) for (5, 2, 0)."""
+def test_every_key_has_its_own_random_numbers():
+    """numpy's SeedSequence alone would treat (5, 2) and (5, 2, 0) alike."""
     keys = [(), (0,), (0, 0), (5, 2), (5, 2, 0), (5, 2, 0, 0), (2, 5), (5, 2, 1), (3,), (3, 0, 0)]
     streams = [tuple(generator("a", *key).random(4)) for key in keys]
     assert len(set(streams)) == len(keys)
@@ -66,7 +66,7 @@ def test_integers_have_random_numbers_of_their_own():
 
 def test_numbers_of_an_epoch():
     numbers = epoch_numbers(1000, seed=1, epoch=2)
-    assert numbers.shape == (1000, NUMBERS)
+    assert numbers.shape == (1000, NUMBERS_PER_IMAGE)
     assert numbers.dtype == torch.float32
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -76,14 +76,14 @@ def test_numbers_of_an_epoch():
         assert (numbers == other).float().mean() < 0.01
 
 
-def test_a_sample_is_chosen_once_and_for_all():
+def test_a_sample_is_a_fixed_choice():
     indices = np.arange(100, 200)
-    chosen = sampled(indices, 30)
+    chosen = sample_indices(indices, 30)
     assert len(set(chosen.tolist())) == 30
     assert set(chosen.tolist()) <= set(indices.tolist())
-    assert np.array_equal(sampled(indices, 30), chosen)
-    assert np.array_equal(sampled(indices, 10), chosen[:10])
-    assert sorted(sampled(indices, 1000).tolist()) == indices.tolist()
+    assert np.array_equal(sample_indices(indices, 30), chosen)
+    assert np.array_equal(sample_indices(indices, 10), chosen[:10])
+    assert sorted(sample_indices(indices, 1000).tolist()) == indices.tolist()
 
 
 def test_evaluation_takes_64_mib_at_a_time():
@@ -120,7 +120,7 @@ def test_images_of_a_window_come_from_few_blocks(indices):
     block = [next(b for b, images in enumerate(BLOCKS) if i in images) for i in order]
     visits = {b: (block.index(b), len(block) - 1 - block[::-1].index(b)) for b in set(block)}
     for at in range(len(order)):
-        assert sum(first <= at <= last for first, last in visits.values()) <= WINDOW
+        assert sum(first <= at <= last for first, last in visits.values()) <= BLOCKS_PER_WINDOW
 
 
 def test_blocks_and_the_images_within_them_are_shuffled():
@@ -145,7 +145,7 @@ def test_every_image_may_come_first():
 
 @pytest.fixture(params=["resident", "streaming"])
 def training(request, tmp_path):
-    """A function that opens 27 images, and gives the training part."""
+    """Return a function that opens the training part of 27 images."""
     write("cifar10", tmp_path, format="parquet", images=27)
     kind = {"resident": {"crop": 2, "flip": True}, "streaming": {"resized_crop": True, "flip": True}}[request.param]
 
@@ -157,7 +157,7 @@ def training(request, tmp_path):
     return part
 
 
-def test_an_epoch_goes_on_anywhere(training):
+def test_an_epoch_can_start_at_any_step(training):
     part = training()
     for batch in (4, 5, 12, 27):
         steps = rows_by_step(part.training(3, 0, batch))
@@ -172,11 +172,11 @@ def rows_by_step(batches):
 
 
 @pytest.mark.parametrize("together", [1, 5, 9, 13])
-def test_how_many_batches_are_augmented_together_does_not_matter(together, monkeypatch, tmp_path):
+def test_the_number_of_batches_augmented_together_does_not_matter(together, monkeypatch, tmp_path):
     write("cifar10", tmp_path, format="parquet", images=27)
     part = opened("cifar10", tmp_path, augment={"crop": 2, "flip": True, "rotation": 20}).train
     steps = rows_by_step(part.training(0, 0, 4))
-    monkeypatch.setattr(resident, "evaluation_batch", lambda *_, **__: together)
+    monkeypatch.setattr(resident_part, "evaluation_batch", lambda *_, **__: together)
     for start in range(6):
         assert rows_by_step(part.training(0, start, 4)) == steps[start:]
 
@@ -192,7 +192,7 @@ def test_processes_together_see_the_batches_of_one(training, world):
 
 
 def test_an_epoch_sees_no_image_twice(tmp_path):
-    """Of 27 images in batches of 4, three are left out: others in every epoch."""
+    """Of 27 images in batches of 4, three are left out, different ones in every epoch."""
     written = write("cifar10", tmp_path, format="parquet", images=27)["train"]
     assert len({image.tobytes() for image, _ in written}) == 27
     for kept_in_memory in (True, False):
@@ -204,6 +204,6 @@ def test_an_epoch_sees_no_image_twice(tmp_path):
         assert {row for seen in epochs for row in seen} <= set(rows(part.evaluation()))
 
 
-def test_another_epoch_or_seed_changes_images_otherwise(training):
+def test_every_epoch_and_seed_augments_images_differently(training):
     seen = [frozenset(rows(training(seed=s).training(e, 0, 12))) for s, e in ((0, 0), (0, 1), (1, 0))]
     assert all(len(a & b) < 12 for a, b in itertools.combinations(seen, 2))

@@ -1,4 +1,4 @@
-"""CIFAR's archives: pickles that can do nothing, and files that are not what they should be."""
+"""CIFAR's archives: pickles that cannot run code, and damaged files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.written import python2_pickle, write
+from data.dataset_writers import python2_pickle, write
 from sparsefw.data import DataError, open_part
-from sparsefw.data.pickles import read_pickle
+from sparsefw.data.restricted_pickle import read_pickle
 
 
 class Exploit:
@@ -99,21 +99,21 @@ def test_hostile_opcodes_end_in_a_line(code):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pickles_of_python_3_are_read(protocol):
-    """As people have who repacked the archives; protocol 2 writes bytes by a call of _codecs.encode."""
+    """Repacked archives have them; protocol 2 writes bytes by a call of _codecs.encode."""
     data = np.arange(12, dtype=np.uint8).reshape(2, 6)
     content = {b"data": data, "turned": np.asfortranarray(data), "labels": [3, 4], "name": b"abc"}
-    found = read_pickle(pickle.dumps(content, protocol=protocol), "here")
-    assert found["data"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    assert found["turned"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    assert found["labels"] == [3, 4]
-    assert found["name"] == "abc"
+    read = read_pickle(pickle.dumps(content, protocol=protocol), "here")
+    assert read["data"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert read["turned"].tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert read["labels"] == [3, 4]
+    assert read["name"] == "abc"
 
 
 def test_the_pickles_of_these_tests_are_pickles():
     data = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    found = pickle.loads(python2_pickle({"data": data, "labels": [1, 2]}), encoding="bytes")
-    assert found[b"data"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found[b"labels"] == [1, 2]
+    content = pickle.loads(python2_pickle({"data": data, "labels": [1, 2]}), encoding="bytes")
+    assert content[b"data"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert content[b"labels"] == [1, 2]
 
 
 def test_pixels_are_planes_of_rows(tmp_path):
@@ -149,7 +149,7 @@ def test_the_fine_label_of_cifar100_counts(tmp_path):
         ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "holds no images"),
     ],
 )
-def test_a_batch_that_is_something_else(content, reason, tmp_path):
+def test_a_batch_with_other_content(content, reason, tmp_path):
     write("cifar10", tmp_path)
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(python2_pickle(content))
     with pytest.raises(DataError, match=reason):

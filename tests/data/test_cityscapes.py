@@ -1,11 +1,11 @@
-"""Cityscapes: pairs of files, and which label id is which class."""
+"""Cityscapes: pairs of files, and the class of every label id."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from data.written import encoded, put, write
+from data.dataset_writers import encoded, put, write
 from sparsefw.data import DATASETS, DataError, open_part
 
 

@@ -1,19 +1,19 @@
-"""Images that cannot be read while streaming: named in one line, or left out and counted."""
+"""Corrupt images while streaming: named in one line, or left out and counted."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from data.opened import opened, rows, whole
-from data.written import encoded, picture, put
+from data.dataset_writers import encoded, picture, put
+from data.open_datasets import opened, rows, whole
 
 SIZE = (12, 12)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Twenty images, of which numbers 3 and 4 are none; ten in each class."""
+    """Return a function that writes twenty images, ten per class, some of them corrupt."""
 
     def written(corrupt=(3, 4)):
         for i in range(20):
@@ -74,7 +74,7 @@ def test_no_image_of_validation_takes_the_place_of_a_corrupt_one(folder):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("what", ["training", "evaluation"])
-def test_nothing_but_corrupt_images(what, workers, folder):
+def test_only_corrupt_images(what, workers, folder):
     part = opened("folder", folder(range(20)), size=SIZE, workers=workers, on_corrupt="skip").train
     with pytest.raises(ValueError, match=r"train/a/00\.png and all others are corrupt: nothing is left") as caught:
         list(part.training(0, 0, 4) if what == "training" else part.evaluation())
@@ -82,6 +82,6 @@ def test_nothing_but_corrupt_images(what, workers, folder):
 
 
 def test_a_batch_of_corrupt_images_is_no_batch(folder, monkeypatch):
-    monkeypatch.setattr("sparsefw.data.streaming.evaluation_batch", lambda *_, **__: 2)
+    monkeypatch.setattr("sparsefw.data.streaming_part.evaluation_batch", lambda *_, **__: 2)
     part = opened("folder", folder((2, 3, 4)), size=SIZE, on_corrupt="skip").train
     assert [len(batch.inputs) for batch in part.evaluation()] == [2, 1, *[2] * 7]

@@ -1,4 +1,4 @@
-"""Images in folders: ImageNet's layout, Tiny ImageNet's, and what users have."""
+"""Images in folders: the layouts of ImageNet, of Tiny ImageNet, and of users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.written import encoded, picture, put, write
+from data.dataset_writers import encoded, picture, put, write
 from sparsefw.data import DataError, open_part
 
 PNG = encoded(picture(0, 0, (4, 5)))
@@ -46,7 +46,7 @@ def test_names_of_the_test_part(name, tmp_path):
     assert source.classes == 2
 
 
-def test_a_test_folder_without_classes_is_passed_over(tmp_path):
+def test_a_test_folder_without_classes_is_ignored(tmp_path):
     """As in ImageNet, whose test images have no labels."""
     for file in ("train/a/0.png", "train/b/0.png", "val/a/0.png", "test/0.png"):
         put(tmp_path / file, PNG)
@@ -119,7 +119,7 @@ def test_a_file_that_vanished_is_named(tmp_path):
         source.load(0)
 
 
-def test_imagenet_has_a_thousand_classes_whatever_is_there(tmp_path):
+def test_imagenet_has_a_thousand_classes_even_where_folders_are_missing(tmp_path):
     write("imagenet", tmp_path, format="folder")
     assert open_part("imagenet", tmp_path, "test").classes == 1000
     (tmp_path / "train").rename(tmp_path / "gone")
@@ -159,7 +159,7 @@ def test_the_folder_itself_may_be_given(tmp_path):
 
 
 def test_val_sorted_into_classes(tmp_path):
-    """As the scripts do that prepare it for ImageFolder."""
+    """As scripts do that prepare it for torchvision's ImageFolder."""
     root = tiny(tmp_path)
     for line in (root / "val" / "val_annotations.txt").read_text().splitlines():
         file, wnid = line.split("\t")[:2]
@@ -171,7 +171,7 @@ def test_val_sorted_into_classes(tmp_path):
     assert [source.load(i).target for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_what_can_be_missing_in_tiny_imagenet(tmp_path):
+def test_missing_files_of_tiny_imagenet_are_named(tmp_path):
     root = tiny(tmp_path)
     listing = root / "val" / "val_annotations.txt"
     text = listing.read_text()

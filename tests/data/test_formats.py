@@ -1,4 +1,4 @@
-"""Every data set in every format: what is read is what was written."""
+"""Every data set in every format: a reader returns the images that were written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from data.written import FORMATS, write
+from data.dataset_writers import FORMATS, write
 from sparsefw.data import DATASETS, DataError, Source, open_part
 
 CASES = [(name, form) for name, forms in FORMATS.items() for form in forms]
@@ -24,7 +24,12 @@ def case(request):
     return request.param
 
 
-def test_every_data_set_can_be_written():
+def test_every_data_set_is_tested_in_its_formats():
+    for name, info in DATASETS.items():
+        assert name in FORMATS, f"add the data set {name!r} to FORMATS in tests/data/dataset_writers.py"
+        written = {form.partition(".")[0] for form in FORMATS[name]}  # "idx.gz" is another way to write "idx"
+        registered = {form.name for form in info.formats}
+        assert written == registered, f"FORMATS in tests/data/dataset_writers.py has other formats of {name!r}"
     assert set(FORMATS) == set(DATASETS)
 
 
@@ -69,7 +74,7 @@ def test_classes_are_those_of_the_data_set(case, tmp_path):
 
 
 def test_goes_to_workers(case, tmp_path):
-    """Pickled after use, with whatever was opened; and forked."""
+    """A source can be pickled after use, and used in forked processes."""
     name, form = case
     write(name, tmp_path, format=form)
     source = open_part(name, tmp_path, "test")

@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
-from data.written import idx_bytes, put, write
+from data.dataset_writers import idx_bytes, put, write
 from sparsefw.data import DataError, open_part
 from sparsefw.data.idx import read_idx
 

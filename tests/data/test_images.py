@@ -1,4 +1,4 @@
-"""Images of all kinds become three channels of eight bits."""
+"""Images in all modes are decoded to three channels of eight bits."""
 
 from __future__ import annotations
 

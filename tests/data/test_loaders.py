@@ -1,4 +1,4 @@
-"""Data sets opened by name: which parts there are, and what is said where something does not fit."""
+"""Opening data sets by name: their parts, and the messages for settings that do not fit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from data.opened import opened, rows, whole
-from data.written import encoded, picture, put, write
+from data.dataset_writers import encoded, picture, put, write
+from data.open_datasets import opened, rows, whole
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.data import DataError
-from sparsefw.data.loaders import DataConfig, cache_folder
+from sparsefw.data.loaders import DataConfig
+from sparsefw.user_cache import cache_folder
 
 
-def test_what_is_known_about_a_data_set(tmp_path):
+def test_facts_about_an_opened_data_set(tmp_path):
     write("cifar100", tmp_path / "cifar100", format="parquet")
     write("camvid", tmp_path / "camvid")
     data = opened("cifar100", tmp_path)
@@ -28,7 +29,7 @@ def test_an_unknown_data_set(tmp_path):
 
 
 @pytest.mark.parametrize("augment", [{"crop": 4}, {"rotation": 10}])
-def test_what_streaming_cannot_do(augment, tmp_path):
+def test_augmentation_that_streaming_cannot_do(augment, tmp_path):
     write("imagenet", tmp_path / "imagenet")
     write("cifar10", tmp_path / "cifar10")
     for name, kind in (("imagenet", None), ("cifar10", False)):
@@ -65,7 +66,7 @@ def test_a_batch_larger_than_the_set(tmp_path):
         ({"name": "digits", "augment": {"crops": 3}}, "unknown key 'augment.crops'; did you mean 'crop'"),
     ],
 )
-def test_settings_that_make_no_sense(values, reason):
+def test_wrong_settings_are_refused(values, reason):
     with pytest.raises(ConfigError, match=f"^data: .*{reason}"):
         parse(DataConfig, values, "data")
 
@@ -89,8 +90,8 @@ def test_a_tenth_is_held_out_the_same_for_all_seeds_of_training():
 
 
 @pytest.mark.parametrize("kind", [True, False])
-def test_a_validation_part_of_its_own(kind, tmp_path):
-    """CamVid has one: all training images are trained on, and none of the fraction is held out."""
+def test_a_data_set_with_a_validation_part(kind, tmp_path):
+    """CamVid has one: no training image is held out."""
     write("camvid", tmp_path, images=6)
     write("camvid", tmp_path / "others", images=4)
     (tmp_path / "val-00000-of-00001.parquet").unlink()
@@ -111,7 +112,7 @@ def test_a_folder_without_test_images(tmp_path):
         assert whole(data.train).targets.tolist() == [0, 0, 1, 1]
 
 
-def test_test_images_that_cannot_be_read_are_not_passed_over(tmp_path):
+def test_unreadable_test_images_are_not_ignored(tmp_path):
     write("folder", tmp_path)
     assert len(opened("folder", tmp_path, size=(8, 8)).test) == 8
     put(tmp_path / "test/dog/0.png", encoded(picture(0, 0, (8, 8))))
@@ -146,7 +147,7 @@ def test_decoded_images_are_kept_in_the_cache(tmp_path, cache):
     assert sorted((cache / "decoded").iterdir()) == entries
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
+def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEFW_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("SPARSEFW_CACHE")

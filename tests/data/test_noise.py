@@ -1,4 +1,4 @@
-"""Made-up images: as they were asked for, the same ones every time, through the path of all others."""
+"""Random images: of the configured shape, the same in every call, loaded like those of all other data sets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from data.opened import normalised, opened, rows, whole
+from data.open_datasets import normalised, opened, rows, whole
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.data import DataError, open_part
 from sparsefw.data.loaders import DataConfig
 from sparsefw.data.noise import Noise, open_noise
-from sparsefw.data.resident import Resident
+from sparsefw.data.resident_part import ResidentPart
 from sparsefw.train import fit, load_recipe
 
 LIKE = {"shape": (1, 6, 4), "classes": 3, "images": 40}
 
 
-def test_has_the_shape_the_classes_and_the_number_that_were_asked_for():
+def test_has_the_configured_shape_classes_and_number():
     data = opened("noise", None, noise=LIKE)
     assert (data.task, data.classes, data.shape) == ("classification", 3, (1, 6, 4))
     assert (len(data.train), data.validation, len(data.test)) == (40, None, 4)
@@ -38,9 +38,9 @@ def test_is_normalised_to_mean_0_and_deviation_1():
     assert float(pixels.std()) == pytest.approx(1, abs=0.02)
 
 
-def test_goes_the_way_of_sets_in_memory():
+def test_is_loaded_like_other_resident_data_sets():
     data = opened("noise", None)
-    assert isinstance(data.train, Resident)
+    assert isinstance(data.train, ResidentPart)
     first = open_part("noise", None, "train").load(0)
     torch.testing.assert_close(next(data.train.evaluation()).inputs[0].double(), normalised("noise", first.image))
     for augment, size in (({"crop": 2, "flip": True, "rotation": 10}, (32, 32)), ({"resized_crop": True}, (16, 16))):
@@ -67,7 +67,7 @@ def test_one_image_can_still_be_tested_on():
         ({"name": "noise", "noise": {"sizes": 3}}, "noise.sizes"),
     ],
 )
-def test_settings_that_make_no_sense(values, reason):
+def test_wrong_settings_are_refused(values, reason):
     with pytest.raises(ConfigError, match=f"^data: .*{reason}"):
         parse(DataConfig, values, "data")
 
@@ -79,5 +79,5 @@ def test_a_part_that_it_does_not_have():
 
 def test_a_recipe_trains_on_it(tmp_path):
     changes = ["data.name=noise", "data.noise={shape: [1, 8, 8], images: 128}", "train.epochs=1"]
-    found = fit(load_recipe("digits-resnet-sgd", [*changes, "model.arguments.width=4"]), tmp_path / "run", quiet=True)
-    assert found["steps"] == 1
+    result = fit(load_recipe("digits-resnet-sgd", [*changes, "model.arguments.width=4"]), tmp_path / "run", quiet=True)
+    assert result["steps"] == 1

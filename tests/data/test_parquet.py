@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.written import encoded, picture, write, write_parquet
+from data.dataset_writers import encoded, picture, write, write_parquet
 from sparsefw.data import DataError, open_part, parquet
 from sparsefw.data.parquet import RowGroups
 
@@ -141,7 +141,7 @@ class Table:
 
 
 def test_row_groups_in_memory_are_bounded(monkeypatch):
-    monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 250)
+    monkeypatch.setattr(parquet, "MAX_BYTES_IN_MEMORY", 250)
     read = []
 
     def reading(group: int) -> Table:
@@ -152,7 +152,7 @@ def test_row_groups_in_memory_are_bounded(monkeypatch):
     for group in (0, 1, 0, 2, 0, 1):  # 2 pushes out 1, the one not used for longest
         groups[group]
     assert read == [0, 1, 2, 1]
-    monkeypatch.setattr(parquet, "BYTES_IN_MEMORY", 50)
+    monkeypatch.setattr(parquet, "MAX_BYTES_IN_MEMORY", 50)
     groups[7], groups[7]
     assert read == [0, 1, 2, 1, 7]  # one is kept, however large
 

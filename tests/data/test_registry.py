@@ -1,4 +1,4 @@
-"""The data sets by name, where they are looked for, and what is said when they are not there."""
+"""The registry of data sets: facts, folders that are searched, and messages where files are missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.written import FORMATS, write
-from sparsefw.data import DATASETS, ArraySource, DataError, dataset, decoded, folder_of, load_digits, open_part
+from data.dataset_writers import FORMATS, write
+from sparsefw.data import (
+    DATASETS,
+    ArraySource,
+    DataError,
+    dataset,
+    decode_images,
+    find_data_folder,
+    load_digits,
+    open_part,
+)
 
 NAMES = [name for name, info in DATASETS.items() if info.formats]
 
@@ -69,18 +78,18 @@ def test_an_unknown_part(name, tmp_path):
 def test_the_folder_itself_or_the_one_of_its_name(name, tmp_path, monkeypatch):
     write(name, tmp_path / name)
     info = dataset(name)
-    assert folder_of(info, tmp_path / name) == tmp_path / name
+    assert find_data_folder(info, tmp_path / name) == tmp_path / name
     if name == "folder":  # any folder with folders in it is a data set: only what is given counts
         return
-    assert folder_of(info, tmp_path) == tmp_path / name
+    assert find_data_folder(info, tmp_path) == tmp_path / name
     monkeypatch.setenv("SPARSEFW_DATA", str(tmp_path))
-    assert folder_of(info, None) == tmp_path / name
+    assert find_data_folder(info, None) == tmp_path / name
     monkeypatch.setenv("SPARSEFW_DATA", str(tmp_path / name))
-    assert folder_of(info, None) == tmp_path / name
+    assert find_data_folder(info, None) == tmp_path / name
     assert len(open_part(name, None, "train")) == 8
 
 
-def test_what_is_given_wins_over_the_environment(tmp_path, monkeypatch):
+def test_a_given_folder_takes_precedence_over_the_environment(tmp_path, monkeypatch):
     write("mnist", tmp_path / "a", images=3)
     write("mnist", tmp_path / "b", images=4)
     monkeypatch.setenv("SPARSEFW_DATA", str(tmp_path / "a"))
@@ -118,13 +127,8 @@ def test_missing_data_end_in_one_line(name, tmp_path, monkeypatch):
     assert f"{tmp_path / 'nowhere'} (from --data) is not a folder" in messages[2]
 
 
-def test_every_registered_format_is_written_by_the_tests():
-    for name, info in DATASETS.items():
-        assert {form.name for form in info.formats} == {form.partition(".")[0] for form in FORMATS[name]}
-
-
 def test_other_folders_are_no_data_set(tmp_path):
-    """Data sets are told apart by their files: none is found in the folder of another, but for those with equal names."""
+    """No data set is found in the folder of another, except for those with the same file names."""
     names = [name for name in NAMES if name not in ("camvid", "folder")]  # Parquet files all have the same names
     for name in NAMES:
         write(name, tmp_path / "all" / name, format=FORMATS[name][0])
@@ -150,11 +154,11 @@ def test_digits_need_no_folder(tmp_path):
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_digits_normalised_are_those_of_load_digits(part):
     info = dataset("digits")
-    found = decoded(open_part("digits", None, part), None, 1, "error")
-    pixels = (torch.from_numpy(found.images).float() / 255 - info.mean[0]) / info.std[0]
+    decoded = decode_images(open_part("digits", None, part), None, 1, "error")
+    pixels = (torch.from_numpy(decoded.images).float() / 255 - info.mean[0]) / info.std[0]
     images, labels = load_digits(part)
     assert torch.allclose(pixels, images, atol=1e-6)
-    assert found.targets.tolist() == labels.tolist()
+    assert decoded.targets.tolist() == labels.tolist()
 
 
 def test_the_first_digit():

@@ -1,4 +1,4 @@
-"""WebDataset tars."""
+"""WebDataset tars: members, numbering, and the index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from data.written import add_to_tar, encoded, picture, write
+from data.dataset_writers import add_to_tar, encoded, picture, write
 from sparsefw.data import DataError, open_part, webdataset
 
 PNG = encoded(picture(0, 0, (4, 4)))
@@ -79,7 +79,7 @@ def test_a_gap_in_the_numbers_is_named(tmp_path):
         opened(tmp_path)
 
 
-def test_the_index_is_kept_and_made_again_when_needed(tmp_path, monkeypatch):
+def test_the_index_is_cached_and_replaced_where_files_changed(tmp_path, monkeypatch):
     write("imagenet", tmp_path / "data", format="webdataset")
     scans = []
     scan = webdataset._scan

@@ -1,4 +1,4 @@
-"""Exactly k largest, on both ways that select takes."""
+"""Exactly k largest, by topk and by partition."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from typer.testing import CliRunner
 
 from sparsefw import SFW, compress, constrain, curve, load, save, save_elastic
 from sparsefw.cli.main import app
+from sparsefw.cli.verbs.compress import compress as compress_command
+from sparsefw.compression.allocate import ALLOCATIONS
+from sparsefw.compression.amounts import KindAmounts
 from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.compression.kinds import STAGES
+from sparsefw.compression.score import SCORES
 from sparsefw.kind_words import KIND_WORDS
-from sparsefw.kinds import FILTERS, HEADS, KINDS, WEIGHTS, Pattern, in_order, kind_of
-from sparsefw.methods.layers import layers_of
+from sparsefw.kinds import FILTERS, GAUGES, HEADS, KINDS, WEIGHTS, Pattern, in_order, kind_of
+from sparsefw.methods.weight_stacks import weight_stacks
 from sparsefw.models import build
 from sparsefw.train import load_recipe
 
@@ -46,7 +51,22 @@ def sparsefw(*words: str | Path) -> str:
 
 def test_words_records_and_cuts_are_the_same_list():
     assert list(KIND_WORDS) == list(KINDS) == [kind.name for kind in KINDS.values()]
+    assert list(KindAmounts.__annotations__) == list(KINDS)
     assert set(STAGES) == {kind.family for kind in (*KINDS.values(), kind_of("2:4"))}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_defaults_of_a_kind_exist(name):
+    kind = kind_of(name)
+    assert kind.gauge in GAUGES
+    assert kind.allocation in ALLOCATIONS
+    assert (kind.score in SCORES) == kind.of_channels
+
+
+def test_the_default_score_of_the_command_line_is_that_of_the_kinds():
+    """--help must not wait for the records."""
+    default = inspect.signature(compress_command).parameters["score"].default
+    assert {default or FILTERS.score} == {kind.score for kind in KINDS.values() if kind.of_channels}
 
 
 @pytest.mark.parametrize("word", EVERY)
@@ -57,7 +77,7 @@ def test_from_constraint_to_file(word, tmp_path):
     optimizer = SFW(constrain(model, word, steps=4, report=None), rest="adamw", rest_lr=1e-3)
     constrained = {name for group in optimizer.param_groups if group["region"] for name in group["param_names"]}
     layers = {name: model.get_submodule(name.removesuffix(".weight")) for name in kind.views(model)}
-    fit = {name for name, layer in layers.items() if not kind.unfit(layer, layer.weight)}
+    fit = {name for name, layer in layers.items() if not kind.unfit_reason(layer, layer.weight)}
     assert constrained == fit - {"head.weight"} != set()
     for _ in range(4):
         optimizer.zero_grad()
@@ -104,8 +124,8 @@ def test_from_recipe_to_page(word, tmp_path):
     sets = [part for change in (f"method.kind={word}", *changes) for part in ("--set", change)]
     run, page = tmp_path / "run", tmp_path / "page.html"
     sparsefw("train", "digits-vit-neurons", "-o", run, "--quiet", *sets)
-    found = json.loads(sparsefw("curve", run, "--json", "--quiet"))
-    assert found["kind"] == word
+    line = json.loads(sparsefw("curve", run, "--json", "--quiet"))
+    assert line["kind"] == word
     ((option, amount),) = kind_of(word).request(0.5).items()
     sparsefw("compress", run, f"--{option}", amount, "-o", tmp_path / "small", "--quiet")
     sparsefw("report", run, "-o", page)
@@ -123,7 +143,7 @@ def test_an_unknown_kind_is_refused_everywhere_in_the_same_words(tmp_path):
         lambda: curve(model, "filtres", [0.5], **how),
         lambda: save_elastic(model, tmp_path / "any", "filtres", calibration=[images(4)]),
         lambda: load(tmp_path, filtres=0.5),
-        lambda: layers_of(model, "filtres"),
+        lambda: weight_stacks(model, "filtres"),
         lambda: load_recipe("digits-resnet-sgd", ["curve.kind=filtres"]),
         lambda: load_recipe("digits-resnet-filters", ["method.kind=filtres"]),
     ):
@@ -151,7 +171,7 @@ def test_the_order_in_which_kinds_are_applied():
 
 
 def test_filters_leave_to_other_kinds_what_these_are_asked_for():
-    """filters= alone removes heads and neurons, too; beside heads= and neurons= it leaves both to them."""
+    """filters= alone removes heads and neurons, too; heads= and neurons= beside it take them over."""
 
     def kept(**removed: float) -> list[int]:
         net = compress(vit(), example=images(2), refit=False, **removed).model

@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def layer(rows: Rows) -> nn.Sequential:
-    """A convolution with these filters, one number per input channel."""
+    """Return a convolution with these filters, one number per input channel."""
     weight = torch.tensor(rows, dtype=torch.float32)
     conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False)
     conv.weight = nn.Parameter(weight[:, :, None, None].clone())
@@ -32,7 +32,7 @@ def optimizer_of(method: Method, net: nn.Module, lr: float, **changes) -> SFW:
 
 
 def step(method: Method, rows: Rows, gradient: Rows | None = None, lr: float = 0.5) -> Tensor:
-    """The filters after one step from `rows`, in which the loss has this gradient (0 where none is given)."""
+    """Return the filters after one step from `rows`, with this gradient of the loss (default 0)."""
     net = layer(rows)
     optimizer = optimizer_of(method, net, lr)
     net[0].weight.grad = torch.zeros_like(net[0].weight)
@@ -51,18 +51,18 @@ def after_epoch(method: Method, rows: Rows, epoch: int, epochs: int, lr: float =
 
 
 class Bowl:
-    """backward for the loss 1/2 sum of curvature_i (theta_i - bottom_i)^2, whatever the batch; notes where it looked."""
+    """The backward pass of the loss 1/2 sum of curvature_i (theta_i - bottom_i)^2; records the weights of every pass."""
 
     def __init__(self, net: nn.Module, bottom: Rows, curvature: Rows | None = None, scale: float = 1.0) -> None:
         self._weight, self._bottom, self.scale = net[0].weight, torch.tensor(bottom), scale
         self._curvature = torch.ones_like(self._bottom) if curvature is None else torch.tensor(curvature)
-        self.looked_at: list[Tensor] = []
+        self.evaluated_at: list[Tensor] = []
 
     def __call__(self, batch: Batch) -> Tensor:
-        where = self._weight.detach().flatten(1)
-        self.looked_at.append(where.clone())
-        found = (self.scale * self._curvature * (where - self._bottom)).view_as(self._weight)
-        self._weight.grad = found if self._weight.grad is None else self._weight.grad + found
+        weights = self._weight.detach().flatten(1)
+        self.evaluated_at.append(weights.clone())
+        gradient = (self.scale * self._curvature * (weights - self._bottom)).view_as(self._weight)
+        self._weight.grad = gradient if self._weight.grad is None else self._weight.grad + gradient
         return torch.zeros(1)
 
 

@@ -1,4 +1,4 @@
-"""Every method in all of its forms, and SparseFW in all of its variants: a new one is tested by being registered."""
+"""Every method in all of its forms, and SparseFW in all of its variants. A registered method is tested without being listed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def changes(form: str) -> list[str]:
-    """As `--set` takes them."""
+    """Return the settings of a form as `--set` takes them."""
     return [
         f"method.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in FORMS[form].items()
     ]

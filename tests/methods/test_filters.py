@@ -1,4 +1,4 @@
-"""Methods on filters, on numbers computed by hand, and the cases at their edges."""
+"""Methods on filters, against numbers computed by hand, and edge cases."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sparsefw.train import load_recipe
 TALL_AND_SHORT = [[3.0, 0.0, 4.0, 0.0], [0.0, 0.3, 0.0, 0.4]]  # of norms 5 and 0.5
 
 
-def close(found, expected) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+def close(actual, expected) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 class TestSSL:
@@ -47,8 +47,7 @@ class TestGLT:
 
     def test_sparse_group_lasso_cuts_entries_first(self):
         """Entries by lr lasso strength = 0.25: (2.75, 3.75) of norm 4.650269; that by lr (1 - lasso) strength 2 = 0.5."""
-        found = step(GLT(strength=1.0, lasso=0.5), TALL_AND_SHORT)
-        close(found, [[2.454318, 0, 3.346797, 0], [0, 0, 0, 0]])
+        close(step(GLT(strength=1.0, lasso=0.5), TALL_AND_SHORT), [[2.454318, 0, 3.346797, 0], [0, 0, 0, 0]])
 
     def test_lasso_alone(self):
         close(step(GLT(strength=1.0, lasso=1.0), TALL_AND_SHORT), [[2.5, 0, 3.5, 0], [0, 0, 0, 0]])
@@ -62,8 +61,8 @@ class TestGLT:
 class TestABFP:
     def test_by_hand(self):
         """M = (4, 1): the second is weak, lam = 1 + log 4 = 2.386294 times 1; the strong has -16: t is 0.1491434 of strength."""
-        found = step(ABFP(k=0.5, strength=0.1), [[4.0, 0.0], [0.0, 1.0]], lr=1.0)
-        close(found, [[4 + 2 * 0.01491434 * 4, 0], [0, 1 - 2 * 0.2386294]])
+        filters = step(ABFP(k=0.5, strength=0.1), [[4.0, 0.0], [0.0, 1.0]], lr=1.0)
+        close(filters, [[4 + 2 * 0.01491434 * 4, 0], [0, 1 - 2 * 0.2386294]])
 
     def test_filters_are_ranked_by_their_sums_and_not_by_their_lengths(self):
         """(2, 2) has the larger sum, (0, 3) the larger length."""
@@ -85,7 +84,7 @@ class TestABFP:
         torch.testing.assert_close(energies.sum(-1), torch.zeros(3, dtype=torch.float64))
         assert ((factors < 0).sum(-1) == 3).all()  # ceil(0.4 * 7) are strong
 
-    def test_fractions_are_counted_as_people_do(self):
+    def test_fractions_are_exact_despite_rounding(self):
         """0.55 * 20 is 11.000000000000002 in floats: eleven are strong, not twelve."""
         assert int((ABFP(k=0.55, strength=1.0).factors(torch.rand(1, 20, 3)) < 0).sum()) == 11
 
@@ -93,7 +92,7 @@ class TestABFP:
         factors = ABFP(k=0.5, strength=1.0).factors(torch.tensor([[[1.0], [1e-30]]]))
         assert float(factors.max()) == 10.0
 
-    def test_exactly_so_many_are_strong_where_all_are_equal(self):
+    def test_exactly_k_are_strong_where_all_are_equal(self):
         factors = ABFP(k=0.5, strength=1.0).factors(torch.ones(1, 4, 3))
         assert (factors < 0).sum() == 2
         torch.testing.assert_close(factors.abs(), torch.ones(1, 4))
@@ -119,18 +118,18 @@ class TestSFP:
         expected = [[3, 0], [0, 0], [2, 0], [0, 4], [0, 0]]
         close(after_epoch(SFP(k=0.6), self.ROWS, 1, 3), [[float(v) for v in row] for row in expected])
 
-    def test_steps_change_nothing_and_epochs_before_the_first_neither(self):
+    def test_neither_steps_nor_epochs_before_the_first_cut(self):
         close(step(SFP(k=0.6), self.ROWS), self.ROWS)
         assert (after_epoch(SFP(k=0.6, start_epoch=2), self.ROWS, 2, 3) != 0).any(-1).all()
         assert (after_epoch(SFP(k=0.6, start_epoch=2), self.ROWS, 3, 3) != 0).any(-1).sum() == 3
 
-    def test_equal_filters_lose_exactly_so_many(self):
+    def test_exactly_k_of_equal_filters_stay(self):
         assert (after_epoch(SFP(k=0.5), [[1.0, 1.0]] * 4, 1, 1) != 0).any(-1).sum() == 2
 
-    def test_fractions_are_counted_as_people_do(self):
+    def test_fractions_are_exact_despite_rounding(self):
         """10 * (1 - 0.9) is 0.9999999999999998 in floats: one filter goes."""
-        found = after_epoch(SFP(k=0.9), [[float(i + 1)] for i in range(10)], 1, 1)
-        assert int((found != 0).sum()) == 9
+        kept = after_epoch(SFP(k=0.9), [[float(i + 1)] for i in range(10)], 1, 1)
+        assert int((kept != 0).sum()) == 9
 
     def test_by_the_length_and_not_by_the_sum(self):
         """(2, 2) is longer in L1, (0, 3) in L2."""

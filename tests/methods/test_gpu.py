@@ -1,4 +1,4 @@
-"""Every method on a GPU: captured with the step where it can be, scaled losses, and new captures where regions change."""
+"""Every method on a GPU: captured steps, scaled losses, and new captures where regions change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(form: str, *more: str):
 
 
 def advanced(form: str, steps: int, *more: str):
-    """A training after so many steps, with all numbers that it draws."""
+    """Return a training after this number of steps, with fixed random numbers."""
     training = prepare(config(form, *more), None, Display("", quiet=True))
     training.model.train()
     for i, batch in enumerate(training.data.train.training(0, 0, 64)):
@@ -35,16 +35,16 @@ def advanced(form: str, steps: int, *more: str):
 
 @every
 def test_captured_steps_are_those_of_an_ordinary_training(form):
-    """Also where numbers are drawn: a replay draws those of its own seed. Rounding adds up where spectra are made flat."""
+    """Even with random numbers, because every replay draws those of its seed. Where spectra become flat, rounding adds up."""
     same = ("engine.precision=fp32", "engine.channels_last=false")
     if method_from(FORMS[form]).uncapturable:
         assert not isinstance(advanced(form, 1, *same).advance, CapturedStep)
         return
-    found = []
+    weights = []
     for graph in ("true", "false"):
         training = advanced(form, EAGER_STEPS + 4, *same, f"engine.cuda_graph={graph}")
-        found.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
-    captured, ordinary = found
+        weights.append(torch.cat([p.detach().flatten() for p in training.model.parameters()]))
+    captured, ordinary = weights
     assert torch.linalg.vector_norm(captured - ordinary) <= 0.05 * torch.linalg.vector_norm(ordinary)
 
 
@@ -67,8 +67,8 @@ def test_captured_steps_do_not_wait_for_the_device(form):
 @every
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_scaled_losses(form, precision, tmp_path):
-    found = fit(config(form, f"engine.precision={precision}", "train.epochs=15"), tmp_path / "run", quiet=True)
-    assert found["test"]["accuracy"] > 60
+    result = fit(config(form, f"engine.precision={precision}", "train.epochs=15"), tmp_path / "run", quiet=True)
+    assert result["test"]["accuracy"] > 60
 
 
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
@@ -77,5 +77,5 @@ def test_where_regions_change_a_new_step_is_captured(kind, tmp_path):
     settings = ["model.arguments.width=16", "train.epochs=10", "data.batch_size=32", *changed]
     training = prepare(load_recipe("digits-resnet-sgd", settings), None, Display("", quiet=True))
     assert isinstance(training.advance, CapturedStep)
-    found = fit(load_recipe("digits-resnet-sgd", settings), tmp_path / "run", quiet=True)
-    assert found["test"]["accuracy"] > 80
+    result = fit(load_recipe("digits-resnet-sgd", settings), tmp_path / "run", quiet=True)
+    assert result["test"]["accuracy"] > 80

@@ -1,4 +1,4 @@
-"""Methods that look twice: where the second look is, and what becomes of it, on a loss whose gradient is known by heart."""
+"""Methods with two passes: the weights of the second pass and its use, on a loss with a known gradient."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import nn
 
 from methods.by_hand import Bowl, gradient_of, layer
 from sparsefw.config_base import ConfigError
+from sparsefw.geometry.select import without_smallest_mask
 from sparsefw.methods import SAM, Batch, CrAM, method_from
-from sparsefw.methods.cram import _largest_without_waiting
 from train.harness import step_of
 
 START = [[3.0, 0.0], [0.0, 4.0]]
 ORIGIN = [[0.0, 0.0], [0.0, 0.0]]
 
 
-def close(found, expected) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-5, atol=1e-6)
+def close(actual, expected) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 class TestSAM:
@@ -29,7 +29,7 @@ class TestSAM:
         net = layer(START)
         bowl = Bowl(net, ORIGIN, scale=scale)
         close(gradient_of(SAM(rho=0.5), net, bowl), [[3.3, 0], [0, 4.4]])
-        close(bowl.looked_at[1], [[3.3, 0], [0, 4.4]])
+        close(bowl.evaluated_at[1], [[3.3, 0], [0, 4.4]])
         close(net[0].weight.detach().flatten(1), START)
 
     def test_at_a_stationary_point_it_stays(self):
@@ -50,14 +50,14 @@ class TestCrAM:
         net = layer([[3.0], [4.0]]) if kind == "weights" else layer(START)
         method = CrAM(kind=kind, ratios=(0.5,), rho=0.1, plus=plus)
         bowl = Bowl(net, [[1.0], [0.0]] if kind == "weights" else [[1.0, 0.0], [0.0, 0.0]], scale=scale)
-        found = gradient_of(method, net, bowl)  # the first look's is (2, 4)
-        looked_at = [3.0 + 0.2, 4.4]
+        gradient = gradient_of(method, net, bowl)  # that of the first pass is (2, 4)
+        perturbed = [3.0 + 0.2, 4.4]
         if kind == "weights":
-            close(bowl.looked_at[1], [[0.0], [looked_at[1]]])
-            close(found, [[2.0 * plus], [4.4 + 4.0 * plus]])
+            close(bowl.evaluated_at[1], [[0.0], [perturbed[1]]])
+            close(gradient, [[2.0 * plus], [4.4 + 4.0 * plus]])
         else:
-            close(bowl.looked_at[1], [[0, 0], [0, looked_at[1]]])
-            close(found, [[2.0 * plus, 0], [0, 4.4 + 4.0 * plus]])
+            close(bowl.evaluated_at[1], [[0, 0], [0, perturbed[1]]])
+            close(gradient, [[2.0 * plus, 0], [0, 4.4 + 4.0 * plus]])
 
     def test_weights_go_globally_and_filters_and_rank_in_each_layer(self):
         """The second layer is a million times smaller: all of it goes with the smaller half of all weights."""
@@ -90,18 +90,18 @@ class TestCrAM:
         """4 u v^T + u' v'^T with u = (.6, .8), v = (1, 0); where u' is gone, the gradient 4 u v^T + (1, 0) (0, 1)^T keeps
         its part along u: u (u^T (1, 0)) (0, 1)^T = .6 u (0, 1)^T."""
         net = layer([[2.4, -0.8], [3.2, 0.6]])
-        found = gradient_of(
+        gradient = gradient_of(
             CrAM(kind="rank", ratios=(0.5,), rho=0.0, plus=False), net, Bowl(net, [[0.0, -1.0], [0.0, 0.0]])
         )
-        close(found, [[2.4, 0.36], [3.2, 0.48]])
+        close(gradient, [[2.4, 0.36], [3.2, 0.48]])
 
-    def test_fractions_are_counted_as_people_do(self):
+    def test_fractions_are_exact_despite_rounding(self):
         """0.29 * 100 is 28.999999999999996 in floats: 29 go."""
         net = layer([[float(i + 1) for i in range(100)]])
         CrAM(kind="weights", ratios=(0.29,))._compress(net)
         assert int((net[0].weight == 0).sum()) == 29
 
-    def test_exactly_so_many_go_on_ties_and_one_always_stays(self):
+    def test_exactly_k_go_on_ties_and_one_always_stays(self):
         net = nn.Sequential(nn.Conv2d(3, 5, 1, bias=False))
         nn.init.ones_(net[0].weight)
         CrAM(kind="filters", ratios=(0.6,))._compress(net)
@@ -110,30 +110,30 @@ class TestCrAM:
         assert int((net[0].weight != 0).flatten(1).any(-1).sum()) == 1
 
     @pytest.mark.parametrize("removed", [0, 1, 3, 5])
-    def test_on_a_gpu_they_are_found_by_sorting(self, removed):
-        """A step there never waits to know how many go; of equal ones the first go."""
+    def test_on_a_gpu_units_are_chosen_by_sorting(self, removed):
+        """A step on a GPU never waits for the number of removed units; of equal ones the first are removed."""
         magnitudes = torch.tensor([[3.0, 1.0, 2.0, 5.0, 4.0, 0.0], [7.0, 7.0, 7.0, 7.0, 7.0, 9.0]])
         order = [[5, 1, 2, 0, 4, 3], [0, 1, 2, 3, 4, 5]]  # from the smallest on
         expected = torch.ones(2, 6)
         for row, places in enumerate(order):
             expected[row, places[:removed]] = 0
-        assert torch.equal(_largest_without_waiting(magnitudes, torch.tensor(float(removed))), expected)
+        assert torch.equal(without_smallest_mask(magnitudes, torch.tensor(float(removed))).to(expected), expected)
 
-    def test_ratios_are_drawn_anew_in_every_step_from_the_seed(self):
+    def test_every_step_draws_a_ratio(self):
         def counts(seed: int) -> list[int]:
             torch.manual_seed(seed)
-            found = []
+            kept = []
             for _ in range(20):
                 net = nn.Sequential(nn.Conv2d(10, 1, 1, bias=False))
                 CrAM(kind="weights", ratios=(0.2, 0.5, 0.9))._compress(net)
-                found.append(int((net[0].weight != 0).sum()))
-            return found
+                kept.append(int((net[0].weight != 0).sum()))
+            return kept
 
         assert set(counts(0)) == {8, 5, 1}
         assert counts(0) == counts(0) != counts(1)
 
     @pytest.mark.parametrize("ratios", [[], [1.0], [-0.1]])
-    def test_ratios_that_make_no_sense(self, ratios):
+    def test_wrong_ratios_are_refused(self, ratios):
         with pytest.raises(ConfigError, match="ratios"):
             method_from({"name": "cram", "ratios": ratios})
 
@@ -155,40 +155,40 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("method", [SAM(), CrAM(), CrAM(kind="filters"), CrAM(kind="rank")], ids=str)
-def test_layers_that_a_look_does_not_use(method):
-    """Weights without a gradient stay to the bit, gradients stay with their parameters, buffers are those of the first look."""
+def test_layers_that_a_pass_does_not_use(method):
+    """Weights without a gradient do not move, gradients stay with their parameters, buffers are those of the first pass."""
     net = Branches()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     step = step_of(net, method, 3, settings={"momentum": 0.0, "weight_decay": 0.0})
     step(batch())
     after = dict(net.named_parameters())
     moved = {name for name, p in before.items() if not torch.equal(p, after[name])}
-    odd = {"odd.weight", "odd.bias"} if isinstance(method, CrAM) else set()  # CrAM+ adds the first look's
+    odd = {"odd.weight", "odd.bias"} if isinstance(method, CrAM) else set()  # CrAM+ adds the gradient of the first pass
     assert moved == {"even.weight", "even.bias", "head.weight", "head.bias"} | odd or moved == {
         "head.weight", "head.bias", *odd
     }  # fmt: skip
     assert int(net.calls) == 1
 
 
-def test_where_a_look_fails_the_weights_are_back():
+def test_weights_are_restored_where_a_pass_fails():
     net = layer(START)
 
     class Fails(Bowl):
         def __call__(self, batch):
-            if self.looked_at:
-                raise RuntimeError("in the second look")
+            if self.evaluated_at:
+                raise RuntimeError("in the second pass")
             return super().__call__(batch)
 
-    with pytest.raises(RuntimeError, match="second look"):
+    with pytest.raises(RuntimeError, match="second pass"):
         gradient_of(SAM(rho=0.5), net, Fails(net, ORIGIN))
     close(net[0].weight.detach().flatten(1), START)
 
 
-def test_an_overflow_in_the_first_look_is_seen_in_the_gradient():
+def test_an_overflow_in_the_first_pass_shows_in_the_gradient():
     """As GradScaler must see it, to skip the step."""
     net = layer(START)
-    found = gradient_of(CrAM(kind="rank", ratios=(0.5,), plus=False), net, Bowl(net, [[math.inf, 0.0], [0.0, 0.0]]))
-    assert not bool(found.isfinite().all())
+    gradient = gradient_of(CrAM(kind="rank", ratios=(0.5,), plus=False), net, Bowl(net, [[math.inf, 0.0], [0.0, 0.0]]))
+    assert not bool(gradient.isfinite().all())
 
 
 def noisy() -> nn.Module:
@@ -202,7 +202,7 @@ def batch() -> Batch:
 
 
 @pytest.mark.parametrize("method", [SAM(rho=5.0), CrAM(rho=5.0), CrAM(kind="filters"), CrAM(kind="rank")], ids=str)
-def test_norms_keep_the_statistics_of_the_first_look(method):
+def test_norms_keep_the_statistics_of_the_first_pass(method):
     plain, twice = noisy(), noisy()
     plain(batch().inputs)
     step_of(twice, method, 3)(batch())
@@ -211,7 +211,7 @@ def test_norms_keep_the_statistics_of_the_first_look(method):
 
 
 def test_the_second_gradient_is_that_of_an_independent_computation():
-    """A real network: SAM's step against autograd at weights that were moved by hand."""
+    """On a real network, SAM's step agrees with autograd at weights that were moved by hand."""
     net, twin = noisy(), noisy()
     step = step_of(net, SAM(rho=0.2), 3, settings={"momentum": 0.0, "weight_decay": 0.0, "lr": 1.0, "rest_lr": 1.0})
     before = [p.detach().clone() for p in net.parameters()]
@@ -228,8 +228,8 @@ def test_the_second_gradient_is_that_of_an_independent_computation():
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_batch_in_parts_is_looked_at_as_a_whole(accumulate):
-    """A network without norms: parts add up, and the point of the second look is that of the whole batch."""
+def test_a_batch_in_parts_counts_as_a_whole(accumulate):
+    """In a network without norms, parts add up, and the second pass is at the weights of the whole batch."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     step_of(net, SAM(rho=0.5), 3, accumulate=accumulate)(batch())

@@ -1,4 +1,4 @@
-"""Methods on singular values and on directions, on numbers computed by hand, and the cases at their edges."""
+"""Methods on singular values and on directions, against numbers computed by hand, and edge cases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparsefw.methods import FR, NUC, TRP, Scion, SVDEnergy
 # Orthogonal rows: singular values are their lengths, 3 and 6; a matrix of 3 x 4 of rank two.
 ROWS = [[1.0, 2.0, 2.0, 0.0], [4.0, 2.0, -4.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 UNIT = [[1 / 3, 2 / 3, 2 / 3, 0.0], [2 / 3, 1 / 3, -2 / 3, 0.0], [0.0, 0.0, 0.0, 0.0]]
-both = pytest.mark.parametrize("svd", [True, False], ids=["svd", "iterations"])
+both_solvers = pytest.mark.parametrize("svd", [True, False], ids=["svd", "iterations"])
 
 
-def close(found, expected, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
 
 
 def rows(*lengths: float) -> torch.Tensor:
@@ -29,24 +29,24 @@ def rows(*lengths: float) -> torch.Tensor:
 
 
 class TestNUC:
-    @both
-    def test_singular_values_are_led_back_alike(self, svd):
+    @both_solvers
+    def test_all_singular_values_fall_by_the_same_amount(self, svd):
         """lr * strength = 0.5 of each that is not 0."""
         close(step(NUC(strength=1.0, svd=svd), ROWS), rows(2.5, 5.5))
 
-    @both
+    @both_solvers
     def test_equal_singular_values(self, svd):
         close(step(NUC(strength=1.0, svd=svd), [[3.0, 4.0], [-4.0, 3.0]]), [[2.7, 3.6], [-3.6, 2.7]])
 
-    @both
+    @both_solvers
     def test_zero_stays_zero_and_rank_one_keeps_its_direction(self, svd):
         close(step(NUC(strength=1.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
-        found = step(NUC(strength=1.0, svd=svd), [[3.0, 4.0], [6.0, 8.0]])
-        along = (found * torch.tensor([[3.0, 4.0], [6.0, 8.0]])).sum() / (5 * math.sqrt(5))
+        moved = step(NUC(strength=1.0, svd=svd), [[3.0, 4.0], [6.0, 8.0]])
+        along = (moved * torch.tensor([[3.0, 4.0], [6.0, 8.0]])).sum() / (5 * math.sqrt(5))
         assert float(along) == pytest.approx(5 * math.sqrt(5) - 0.5, rel=1e-5)
 
-    @both
-    def test_only_trained_convolutions_are_looked_at(self, svd):
+    @both_solvers
+    def test_only_trained_convolutions_are_changed(self, svd):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 2, 3), nn.Conv2d(2, 2, 1), nn.Linear(2, 2))
         net[2].requires_grad_(False)
@@ -62,15 +62,15 @@ class TestNUC:
 
 
 class TestSVDEnergy:
-    @both
+    @both_solvers
     def test_singular_values_are_cut_by_lr_times_strength(self, svd):
         close(step(SVDEnergy(strength=2.0, svd=svd), ROWS), rows(2.0, 5.0))
 
-    @both
+    @both_solvers
     def test_those_below_are_gone(self, svd):
         close(step(SVDEnergy(strength=8.0, svd=svd), ROWS), rows(0.0, 2.0), 1e-4)
 
-    @both
+    @both_solvers
     def test_rank_one_and_zero(self, svd):
         close(step(SVDEnergy(strength=2.0, svd=svd), [[3.0, 4.0], [6.0, 8.0]]), step_of_rank_one(1.0))
         close(step(SVDEnergy(strength=2.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
@@ -94,8 +94,8 @@ class TestFR:
 
     def test_the_constant_force(self):
         """Their directions differ by sqrt(2): forces (0, sqrt 2) and (3 / sqrt 2, 0)."""
-        found = step(FR(strength=0.1, force="l1"), [[2.0, 0.0], [0.0, 3.0]], lr=1.0)
-        close(found, [[2.0, 0.1 * math.sqrt(2)], [0.3 / math.sqrt(2), 3.0]])
+        filters = step(FR(strength=0.1, force="l1"), [[2.0, 0.0], [0.0, 3.0]], lr=1.0)
+        close(filters, [[2.0, 0.1 * math.sqrt(2)], [0.3 / math.sqrt(2), 3.0]])
 
     @pytest.mark.parametrize("force", ["l1", "l2"])
     @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ class TestFR:
 
     @pytest.mark.parametrize("spread", [0.0, 1e-4])
     def test_the_constant_force_between_filters_that_are_nearly_equal(self, spread):
-        """The state that it drives towards: float32 against a loop in float64, and no force at all between equal ones."""
+        """The state that the force leads to: float32 agrees with float64, and equal filters exert no force."""
         torch.manual_seed(0)
         weights = (torch.randn(1, 64) + spread * torch.randn(32, 64)).float()
         exact = FR(force="l1").forces(weights.double()[None])
-        found = FR(force="l1").forces(weights[None])
-        assert float((found - exact).norm()) <= 1e-2 * float(exact.norm()) + 1e-5 * float(weights.norm())
-        assert spread or float(found.norm()) <= 1e-5 * float(weights.norm())
+        forces = FR(force="l1").forces(weights[None])
+        assert float((forces - exact).norm()) <= 1e-2 * float(exact.norm()) + 1e-5 * float(weights.norm())
+        assert spread or float(forces.norm()) <= 1e-5 * float(weights.norm())
 
     def test_the_constant_force_by_a_loop_over_pairs(self):
         torch.manual_seed(0)
@@ -133,8 +133,8 @@ class TestFR:
 
 class TestTRP:
     @pytest.mark.parametrize(("threshold", "kept"), [(0.19, (3.0, 6.0)), (0.201, (0.0, 6.0))])
-    def test_after_an_epoch_what_holds_little_energy_is_gone(self, threshold, kept):
-        """Of 9 + 36, the smaller singular value holds a fifth."""
+    def test_after_an_epoch_small_singular_values_are_gone(self, threshold, kept):
+        """The smaller singular value has a fifth of the energy, 9 of 9 + 36."""
         close(after_epoch(TRP(threshold=threshold), ROWS, 1, 2), rows(*kept))
 
     def test_a_fraction_that_is_just_allowed_goes(self):
@@ -148,13 +148,13 @@ class TestTRP:
         close(after_epoch(TRP(threshold=0.0, strength=0.0), ROWS, 1, 2), ROWS, 1e-6)
 
     def test_its_gradient_is_that_of_the_leading_part(self):
-        """With a threshold of a quarter only the longer row is led back: by lr * strength = 0.5."""
+        """With a threshold of a quarter only the longer row gets shorter: by lr * strength = 0.5."""
         close(step(TRP(strength=1.0, threshold=0.25, svd=True), ROWS), rows(3.0, 5.5))
 
-    def test_its_fast_form_leads_all_directions_back(self):
+    def test_its_fast_form_lowers_all_singular_values(self):
         close(step(TRP(strength=1.0, threshold=0.25), ROWS), rows(2.5, 5.5))
 
-    @both
+    @both_solvers
     def test_zero_stays_zero(self, svd):
         close(step(TRP(strength=1.0, svd=svd), [[0.0, 0.0], [0.0, 0.0]]), [[0.0, 0.0], [0.0, 0.0]])
 
@@ -188,14 +188,14 @@ def test_without_strength_nothing_is_touched(method):
     close(after_epoch(method, ROWS, 1, 2), ROWS, 1e-6)
 
 
-def test_soft_cuts_by_iterations_see_values_near_the_threshold():
+def test_soft_cuts_by_iterations_resolve_values_near_the_threshold():
     """0.5005 and 0.4995 with a threshold of 0.5: 0.0005 of the one stays, nothing of the other."""
     torch.manual_seed(0)
     U, V = (torch.linalg.qr(torch.randn(n, 4, dtype=torch.float64))[0] for n in (6, 9))
     matrix = (U * torch.tensor([1.0, 0.5005, 0.4995, 0.1])) @ V.mT
-    found = soft_cut(Spectrum(), matrix[None], 0.5)[0]
+    cut = soft_cut(Spectrum(), matrix[None], 0.5)[0]
     expected = (U * torch.tensor([0.5, 0.0005, 0.0, 0.0])) @ V.mT
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(cut, expected, rtol=0, atol=2e-5)
 
 
 def test_weights_in_half_precision_are_cut_by_an_svd_in_full():

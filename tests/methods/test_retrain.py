@@ -1,4 +1,4 @@
-"""Magnitude pruning with retraining: schedules by hand, masks that hold, phases, and a kill between and within them."""
+"""Magnitude pruning with retraining: schedules computed by hand, masks, phases, and kills between and within them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsefw.config_base import ConfigError
 from sparsefw.methods import Masked
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.config import TrainConfig
-from sparsefw.train.retrain import retrain, retraining
+from sparsefw.train.retrain import retrain, retraining_config
 from sparsefw.train.schedule import Schedule
 
 
@@ -27,68 +27,70 @@ class TestSchedules:
         assert rates(self.LINEAR)[:2] == pytest.approx([0.1, 0.099])
 
     def test_ft_is_the_rate_of_the_last_epoch(self):
-        assert rates(retraining(self.LINEAR, 4, "ft")) == pytest.approx([0.001] * 4)
+        assert rates(retraining_config(self.LINEAR, 4, "ft")) == pytest.approx([0.001] * 4)
 
     def test_lrw_repeats_the_last_epochs(self):
-        assert rates(retraining(self.LINEAR, 10, "lrw")) == pytest.approx(rates(self.LINEAR)[-10:])
+        assert rates(retraining_config(self.LINEAR, 10, "lrw")) == pytest.approx(rates(self.LINEAR)[-10:])
 
     def test_lrw_of_steps(self):
         steps = TrainConfig(epochs=100, lr=1.0, schedule=Schedule(kind="step"))
-        assert rates(retraining(steps, 30, "lrw")) == pytest.approx(rates(steps)[-30:])
+        assert rates(retraining_config(steps, 30, "lrw")) == pytest.approx(rates(steps)[-30:])
 
     def test_slr_is_the_whole_schedule_after_a_warm_up(self):
         """One epoch of ten to warm up; then 0.1 to 0 in nine."""
-        assert rates(retraining(self.LINEAR, 10, "slr"))[1:] == pytest.approx([0.1 * (9 - i) / 9 for i in range(9)])
+        assert rates(retraining_config(self.LINEAR, 10, "slr"))[1:] == pytest.approx(
+            [0.1 * (9 - i) / 9 for i in range(9)]
+        )
         steps = TrainConfig(epochs=100, lr=1.0, schedule=Schedule(kind="step"))
-        found = rates(retraining(steps, 20, "slr"))
-        assert (found[2], found[10], found[12], found[17]) == pytest.approx((1.0, 1.0, 0.1, 0.01))
+        by_epoch = rates(retraining_config(steps, 20, "slr"))
+        assert (by_epoch[2], by_epoch[10], by_epoch[12], by_epoch[17]) == pytest.approx((1.0, 1.0, 0.1, 0.01))
 
     def test_llr_falls_along_a_line_whatever_the_original(self):
         steps = TrainConfig(epochs=100, lr=0.1, schedule=Schedule(kind="step"))
-        assert rates(retraining(steps, 10, "llr"))[1:] == pytest.approx([0.1 * (9 - i) / 9 for i in range(9)])
+        assert rates(retraining_config(steps, 10, "llr"))[1:] == pytest.approx([0.1 * (9 - i) / 9 for i in range(9)])
 
     def test_clr_ends_at_the_smallest_rate(self):
-        found = retraining(self.LINEAR, 10, "clr")
-        assert rates(found)[1] == pytest.approx(0.1)
-        assert found.lr * found.schedule.at(10**6, 10**6, 10**5) == pytest.approx(0.001)
+        config = retraining_config(self.LINEAR, 10, "clr")
+        assert rates(config)[1] == pytest.approx(0.1)
+        assert config.lr * config.schedule.at(10**6, 10**6, 10**5) == pytest.approx(0.001)
 
     def test_clr_is_a_cosine(self):
         """A third of the way down it is at cos(60 degrees) = 1/2: three quarters of what lies above the floor of 0.001."""
-        assert rates(retraining(self.LINEAR, 10, "clr"))[4] == pytest.approx(0.001 + 0.75 * 0.099)
+        assert rates(retraining_config(self.LINEAR, 10, "clr"))[4] == pytest.approx(0.001 + 0.75 * 0.099)
 
     def test_ft_after_a_warm_up_that_ends_within_an_epoch(self):
         """10 epochs, 1.5 of them to warm up: 8.5 to fall in, of which one is left."""
         warm = TrainConfig(epochs=10, lr=1.0, schedule=Schedule(warmup=1.5))
-        assert retraining(warm, 2, "ft").lr == pytest.approx(1 / 8.5, rel=1e-3)
+        assert retraining_config(warm, 2, "ft").lr == pytest.approx(1 / 8.5, rel=1e-3)
 
     def test_the_rate_of_the_rest_goes_with_the_other(self):
         two = TrainConfig(epochs=100, lr=0.1, rest_lr=0.5)
-        assert retraining(two, 4, "ft").rest_lr == pytest.approx(0.005)
+        assert retraining_config(two, 4, "ft").rest_lr == pytest.approx(0.005)
 
     def test_slr_of_a_retraining_begins_where_that_began(self):
-        again = retraining(self.LINEAR, 10, "lrw")
-        assert rates(retraining(again, 10, "slr"))[1] == pytest.approx(0.01)
+        again = retraining_config(self.LINEAR, 10, "lrw")
+        assert rates(retraining_config(again, 10, "slr"))[1] == pytest.approx(0.01)
 
     def test_warm_up_starts_low(self):
-        assert rates(retraining(self.LINEAR, 10, "llr"))[0] < 0.02
+        assert rates(retraining_config(self.LINEAR, 10, "llr"))[0] < 0.02
 
     def test_lrw_of_a_training_with_a_warm_up_and_of_a_retraining(self):
         warm = TrainConfig(epochs=100, lr=0.1, schedule=Schedule(warmup=20))
-        assert rates(retraining(warm, 5, "lrw")) == pytest.approx(rates(warm)[-5:])
-        again = retraining(self.LINEAR, 10, "lrw")
-        assert rates(retraining(again, 5, "lrw")) == pytest.approx(rates(again)[-5:])
-        assert rates(retraining(again, 10, "llr"))[1] == pytest.approx(0.01)  # the largest rate that it had
+        assert rates(retraining_config(warm, 5, "lrw")) == pytest.approx(rates(warm)[-5:])
+        again = retraining_config(self.LINEAR, 10, "lrw")
+        assert rates(retraining_config(again, 5, "lrw")) == pytest.approx(rates(again)[-5:])
+        assert rates(retraining_config(again, 10, "llr"))[1] == pytest.approx(0.01)  # the largest rate that it had
 
     @pytest.mark.parametrize("schedule", ["ft", "lrw", "slr", "clr", "llr"])
     def test_of_a_constant_rate(self, schedule):
         constant = TrainConfig(epochs=10, lr=0.1, schedule=Schedule(kind="constant"))
-        assert rates(retraining(constant, 10, schedule))[1] == pytest.approx(0.1)
-        assert rates(retraining(TrainConfig(epochs=1, lr=0.1), 1, schedule))
+        assert rates(retraining_config(constant, 10, schedule))[1] == pytest.approx(0.1)
+        assert rates(retraining_config(TrainConfig(epochs=1, lr=0.1), 1, schedule))
 
     @pytest.mark.parametrize(("epochs", "schedule"), [(0, "llr"), (101, "lrw"), (5, "cosine")])
     def test_what_makes_no_sense(self, epochs, schedule):
         with pytest.raises(ConfigError):
-            retraining(self.LINEAR, epochs, schedule)
+            retraining_config(self.LINEAR, epochs, schedule)
 
 
 def test_weights_that_are_zero_stay_zero_and_others_move_as_by_sgd():
@@ -128,13 +130,13 @@ def zeros(folder) -> float:
 
 
 def test_phases_remove_the_same_fraction_of_what_is_left_and_end_at_the_ratio(dense, tmp_path):
-    found = retrain(dense, tmp_path / "out", weights=0.936, epochs=2, phases=3, quiet=True)
-    assert [phase.ratio for phase in found] == pytest.approx([0.6, 0.84, 0.936])
-    for phase in found:
+    phases = retrain(dense, tmp_path / "out", weights=0.936, epochs=2, phases=3, quiet=True)
+    assert [phase.ratio for phase in phases] == pytest.approx([0.6, 0.84, 0.936])
+    for phase in phases:
         assert phase.zeros == pytest.approx(phase.ratio, abs=1e-3)
         assert zeros(phase.folder) == pytest.approx(phase.ratio, abs=1e-3)
         assert phase.result["steps"] == 2 * 19
-    assert RunFolder(found[-1].folder).config.method == Masked(removed=0.936)
+    assert RunFolder(phases[-1].folder).config.method == Masked(removed=0.936)
 
 
 def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):

@@ -1,4 +1,4 @@
-"""build and build_registered: what a name may mean, and the one line that a wrong one ends in."""
+"""build and build_registered: accepted names, and one line for every wrong one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from sparsefw.models import MODELS, build, build_registered, hub
+from sparsefw.models import MODELS, build, build_registered, external
 
 try:
-    hub.import_torchvision()
+    external.import_torchvision()
     import timm  # noqa: F401
 
     vision = True
@@ -119,8 +119,8 @@ def test_files_reach_the_registry_only(name, own, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("something was resolved")
 
-    for function in ("from_timm", "from_torchvision", "from_module"):
-        monkeypatch.setattr(hub, function, refuse)
+    for function in ("build_from_timm", "build_from_torchvision", "build_from_module"):
+        monkeypatch.setattr(external, function, refuse)
     assert error_line(build_registered, {"name": name, "arguments": {}}).startswith(f"unknown model {name!r}")
 
 
@@ -158,7 +158,7 @@ def test_records_are_checked_as_arguments_are():
         ("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 5}),  # would download its backbone by default
     ],
 )
-def test_hub(name, arguments, monkeypatch):
+def test_external_networks(name, arguments, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a download was tried")
 
@@ -189,7 +189,7 @@ def test_hub_errors(name, arguments, line):
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
 def test_hub_without_the_package(package, monkeypatch):
     if package == "timm":
-        monkeypatch.setattr(hub, "import_torchvision", lambda: None)
+        monkeypatch.setattr(external, "import_torchvision", lambda: None)
     monkeypatch.setitem(sys.modules, package, None)
     assert error_line(build, f"{package}:resnet18") == (
         f"model '{package}:resnet18' needs {package}: pip install 'sparsefw[vision]'"
@@ -220,17 +220,17 @@ def test_torchvision_without_its_operators(monkeypatch):
             declared.append(f"{self.namespace}::{schema.partition('(')[0]}")
 
     monkeypatch.setattr(torch.library, "Library", Library)
-    monkeypatch.setattr(hub, "_SCHEMAS", [])
-    monkeypatch.setattr(hub, "importlib", Importer())
-    assert hub.import_torchvision() == "torchvision"
-    monkeypatch.setattr(hub, "importlib", Importer(RuntimeError("another fault")))
+    monkeypatch.setattr(external, "_SCHEMAS", [])
+    monkeypatch.setattr(external, "importlib", Importer())
+    assert external.import_torchvision() == "torchvision"
+    monkeypatch.setattr(external, "importlib", Importer(RuntimeError("another fault")))
     with pytest.raises(RuntimeError, match="another fault"):
-        hub.import_torchvision()
-    assert declared == hub._SCHEMAS == []
-    monkeypatch.setattr(hub, "importlib", Importer(RuntimeError("operator torchvision::nms does not exist")))
-    assert hub.import_torchvision() == "torchvision"
+        external.import_torchvision()
+    assert declared == external._SCHEMAS == []
+    monkeypatch.setattr(external, "importlib", Importer(RuntimeError("operator torchvision::nms does not exist")))
+    assert external.import_torchvision() == "torchvision"
     assert declared == ["torchvision::nms", "torchvision::qnms"]
-    assert len(hub._SCHEMAS) == 1, "the library must be kept, or its schemas vanish with it"
+    assert len(external._SCHEMAS) == 1, "the library must be kept, or its schemas vanish with it"
 
 
 def test_registry_has_no_name_that_looks_like_another_source():

@@ -1,4 +1,4 @@
-"""load_weights: weights of classifiers in classifiers and in backbones, and the one line that anything else ends in."""
+"""load_weights: weights of classifiers for classifiers and for backbones, and one line for everything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """Nothing as a new network has it: also the norms, their statistics and their counters."""
+    """Return a network in which no tensor is as initialised, including norms, their statistics and their counters."""
     for name, buffer in awake(model).named_buffers():
         if name.endswith("num_batches_tracked"):
             buffer.fill_(3)
@@ -34,7 +34,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def refusal(model: nn.Module, source, **arguments) -> str:
-    """The line that refuses the weights. The model must be as before."""
+    """Return the message that refuses the weights; the model must be unchanged."""
     before = state(model)
     with pytest.raises(ValueError) as caught:
         load_weights(model, source, **arguments)
@@ -234,7 +234,7 @@ def test_files_whole_and_damaged(suffix, tmp_path):
 
 
 class Trap:
-    """What would run code if it were unpickled."""
+    """Runs code if it is unpickled."""
 
     def __reduce__(self):
         return (Path.touch, (Path("trapped"),))

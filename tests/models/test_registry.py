@@ -1,4 +1,4 @@
-"""Every network in the registry: its size, its shapes, its record, and that it can be copied, saved and exported."""
+"""Every network of the registry: its size, shapes and record, and that it can be copied, saved and exported."""
 
 from __future__ import annotations
 
@@ -55,9 +55,14 @@ def small(name: str) -> tuple[nn.Module, torch.Tensor]:
     return build(name, **arguments), torch.randn(2, *shape)
 
 
-def test_the_tables_of_these_tests_list_the_registry():
+def test_every_model_is_tested():
+    for name, info in MODELS.items():
+        assert name in COUNTS, f"add the number of weights of {name!r} to COUNTS in tests/models/test_registry.py"
+        assert name in SMALL, f"add arguments of a small {name!r} to SMALL in tests/models/test_registry.py"
+        assert name == info.name
+        assert info.description
+        assert info.paper
     assert list(COUNTS) == list(SMALL) == list(MODELS)
-    assert all(name == info.name and info.description and info.paper for name, info in MODELS.items())
 
 
 @EVERY
@@ -67,8 +72,8 @@ def test_size_and_output_at_the_stated_input(name):
         model = build(name)
         assert sum(p.numel() for p in model.parameters()) == COUNTS[name]
         y = model.eval()(torch.empty(2, *info.input_shape))
-    one = {"resnet_digits": (10,), "wide_resnet": (100,), "vit_tiny": (10,)}.get(name, (1000,))
-    assert y.shape == (2, *((19, 713, 713) if name.startswith("pspnet") else one))
+    classes = {"resnet_digits": 10, "wide_resnet": 100, "vit_tiny": 10}.get(name, 1000)
+    assert y.shape == (2, *((19, 713, 713) if name.startswith("pspnet") else (classes,)))
 
 
 @EVERY
@@ -108,8 +113,8 @@ def test_channels_last_gives_the_same(name):
     with torch.no_grad():
         expected = model(x.double())
         model.to(memory_format=torch.channels_last)
-        found = model(x.double().to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, expected)
+        output = model(x.double().to(memory_format=torch.channels_last))
+    torch.testing.assert_close(output, expected)
 
 
 @EVERY

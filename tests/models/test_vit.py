@@ -74,9 +74,9 @@ def test_every_linear_layer_but_the_output_gets_a_region():
     """Among them the projections of attention, which are in no layer of nn.MultiheadAttention."""
     model = small()
     groups = constrain(model, "neurons", k=0.2, steps=1000, report=None)
-    rows = {row.name: row.what for row in groups.rows}
+    regions = {row.name: row.region for row in groups.rows}
     linear = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    assert {name for name, what in rows.items() if "GroupKSupport" in what} == set(linear) - {"head.weight"}
+    assert {name for name, region in regions.items() if "GroupKSupport" in region} == set(linear) - {"head.weight"}
     optimizer = SFW(groups, lr=0.1)
     model(torch.randn(2, 3, 16, 16)).square().sum().backward()
     optimizer.step()
@@ -84,8 +84,8 @@ def test_every_linear_layer_but_the_output_gets_a_region():
 
 def test_neurons_and_heads_are_removable_and_nothing_else():
     model = awake(small()).eval()
-    found = removable_channels(model, torch.randn(2, 3, 16, 16))
-    assert [(c.name, c.count) for c in found if not c.fixed] == [
+    channels = removable_channels(model, torch.randn(2, 3, 16, 16))
+    assert [(c.name, c.count) for c in channels if not c.fixed] == [
         (f"blocks.{i}.{part}", count) for i in range(2) for part, count in (("attention", 4), ("mlp.0", 128))
     ]
 

@@ -43,12 +43,12 @@ CONVS = ["stem.weight", "body.0.weight", "body.1.weight", "up.weight"]
 )
 def test_words_name_regions_and_layers(what, constrained, name):
     net = Net()
-    found = regions_by_name(constrain(net, what, k=None if ":" in what else 0.5, w=2.0, report=None))
-    assert set(found) == {n for n, _ in net.named_parameters()}
-    assert [n for n, region in found.items() if region is not None and region.name == name] == constrained or (
-        sorted(n for n, r in found.items() if r is not None) == sorted(constrained)
+    regions = regions_by_name(constrain(net, what, k=None if ":" in what else 0.5, w=2.0, report=None))
+    assert set(regions) == {n for n, _ in net.named_parameters()}
+    assert [n for n, region in regions.items() if region is not None and region.name == name] == constrained or (
+        sorted(n for n, r in regions.items() if r is not None) == sorted(constrained)
     )
-    assert all(found[n].name == name for n in constrained)
+    assert all(regions[n].name == name for n in constrained)
 
 
 def test_k_as_count_and_as_fraction():
@@ -69,9 +69,9 @@ def test_radius_is_w_times_the_norm_of_the_default_initialisation():
     nn.init.constant_(net.stem.weight, 7.0)
     before = copy.deepcopy(net.state_dict())
     state = torch.random.get_rng_state()
-    found = regions_by_name(constrain(net, "filters", k=0.5, w=3.0, report=None))
-    assert found["stem.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
-    assert found["body.0.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
+    regions = regions_by_name(constrain(net, "filters", k=0.5, w=3.0, report=None))
+    assert regions["stem.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
+    assert regions["body.0.weight"].radius == pytest.approx(3 * math.sqrt(16 / 3))
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -150,14 +150,14 @@ def test_rules_first_match_wins():
         Rule("bn.weight", geo.KSupportBall, k=0.5),
         Rule("*", "filters"),
     ]
-    found = regions_by_name(constrain(net, rules, k=0.5, w=1.0, report=None))
-    assert found["stem.weight"] is None
-    assert found["body.0.weight"].name == "SpectralKSupportBall"
-    assert found["body.0.weight"].gauge.k == 2
-    assert found["fc.weight"] == geo.KSparsePolytope(3, 0.5)
-    assert found["bn.weight"].radius == pytest.approx(4.0)
-    assert found["up.weight"].name == "GroupKSupportBall"
-    assert found["bn.bias"] is None
+    regions = regions_by_name(constrain(net, rules, k=0.5, w=1.0, report=None))
+    assert regions["stem.weight"] is None
+    assert regions["body.0.weight"].name == "SpectralKSupportBall"
+    assert regions["body.0.weight"].gauge.k == 2
+    assert regions["fc.weight"] == geo.KSparsePolytope(3, 0.5)
+    assert regions["bn.weight"].radius == pytest.approx(4.0)
+    assert regions["up.weight"].name == "GroupKSupportBall"
+    assert regions["bn.bias"] is None
 
 
 def test_transposed_convolutions_are_grouped_by_output_channel():
@@ -224,9 +224,9 @@ def test_n_m_blocks_run_along_the_inputs_also_of_transposed_convolutions():
 def test_layers_on_which_a_word_makes_no_sense_are_left_out_and_listed():
     net = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 16, 3, groups=4))
     groups = constrain(net, "2:4", w=1.0, report=None)
-    found = regions_by_name(groups)
-    assert found["0.weight"] is None
-    assert found["1.weight"] is not None
+    regions = regions_by_name(groups)
+    assert regions["0.weight"] is None
+    assert regions["1.weight"] is not None
     assert "1 input channels: nothing to choose" in str(groups)
     groups = constrain(net, "filters", k=0.25, w=1.0, report=None)
     assert regions_by_name(groups)["2.weight"] is None
@@ -235,9 +235,9 @@ def test_layers_on_which_a_word_makes_no_sense_are_left_out_and_listed():
 
 def test_a_word_means_weights_whatever_the_types():
     net = nn.Sequential(nn.Linear(6, 5))
-    found = regions_by_name(constrain(net, [Rule("*", "rank", k=2, types=(nn.Linear,))], w=1.0, report=None))
-    assert found["0.weight"].name == "SpectralKSupportBall"
-    assert found["0.bias"] is None
+    regions = regions_by_name(constrain(net, [Rule("*", "rank", k=2, types=(nn.Linear,))], w=1.0, report=None))
+    assert regions["0.weight"].name == "SpectralKSupportBall"
+    assert regions["0.bias"] is None
 
 
 def test_tied_weights_are_found_under_every_name():

@@ -12,7 +12,7 @@ from catalog import gaussian
 from sparsefw import SFW
 from sparsefw import geometry as geo
 from sparsefw.optim import NonFiniteGradientError, kernels
-from sparsefw.optim.nonfinite import Health
+from sparsefw.optim.nonfinite import GradientCheck
 
 BAD = pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30])
 
@@ -134,7 +134,7 @@ def test_masked_and_plain_paths_agree(as_on_a_device, monkeypatch):
 
 def test_half_precision_norms_do_not_overflow():
     """The norm of finite float16 values may exceed float16's largest number; that is a healthy gradient."""
-    healthy, norms = Health().check([torch.full((64, 64), 6e4, dtype=torch.float16)], ["w"])
+    healthy, norms = GradientCheck().check([torch.full((64, 64), 6e4, dtype=torch.float16)], ["w"])
     assert healthy is None
     assert float(norms[0]) == pytest.approx(64 * 6e4, rel=1e-2)
 

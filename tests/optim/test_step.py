@@ -11,7 +11,7 @@ from torch import nn
 from catalog import CASES, IDS, RULES, gaussian, regions
 from sparsefw import SFW
 from sparsefw import geometry as geo
-from sparsefw.optim import Diameter, FastGradient, Gradient, ReferenceSFW, Unscaled
+from sparsefw.optim import RESCALES, Diameter, FastGradient, Gradient, ReferenceSFW, Unscaled
 
 each = pytest.mark.parametrize(("shape", "region"), CASES, ids=IDS)
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
@@ -29,15 +29,19 @@ combinations = pytest.mark.parametrize(
 
 
 def parameters(shape, count=3, dtype=torch.float64, scale=0.3):
-    found = [nn.Parameter(gaussian(shape, seed, dtype) * scale) for seed in range(count)]
+    params = [nn.Parameter(gaussian(shape, seed, dtype) * scale) for seed in range(count)]
     if len(shape) == 4:
-        found.append(nn.Parameter((gaussian(shape, 77, dtype) * scale).to(memory_format=torch.channels_last)))
-    return found
+        params.append(nn.Parameter((gaussian(shape, 77, dtype) * scale).to(memory_format=torch.channels_last)))
+    return params
 
 
 def set_gradients(params, seed):
     for i, p in enumerate(params):
         p.grad = gaussian(tuple(p.shape), 1000 * seed + i, p.dtype)
+
+
+def test_every_rule_is_in_the_catalog_of_tests():
+    assert {type(rule) for rule in RULES} == set(RESCALES.values())
 
 
 @combinations

@@ -125,10 +125,10 @@ def horizon_gap(region, shape, T, **how) -> tuple[float, float]:
     """(the mean gap by shares, its bound without noise) with the renewals that balance the two terms of the bound."""
     curvature = M * region.diameter(shape) ** 2
     renewals = math.sqrt(3 * T * H0 / (2 * curvature))
-    found = list(iterates(region, shape, T, Horizon(T, renewals), 0.1, **how))
-    total, squares = (sum(eta**power for _, _, eta in found) for power in (1, 2))
+    steps = list(iterates(region, shape, T, Horizon(T, renewals), 0.1, **how))
+    total, squares = (sum(eta**power for _, _, eta in steps) for power in (1, 2))
     assert total == pytest.approx(renewals, rel=2 / T + 1e-5)
-    mean = sum(eta * gap for gap, _, eta in found) / total
+    mean = sum(eta * gap for gap, _, eta in steps) / total
     return mean, H0 / total + curvature / 2 * squares / total
 
 

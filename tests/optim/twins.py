@@ -23,7 +23,7 @@ def parameters(shapes, scale=0.1):
     return [nn.Parameter((gaussian(shape, i) * scale).float().to(DEVICE)) for i, shape in enumerate(shapes)]
 
 
-def both(shapes, groups, gradient=gaussian, steps=STEPS, **options):
+def fused_and_plain(shapes, groups, gradient=gaussian, steps=STEPS, **options):
     """The same steps fused and plain: ((parameters, optimizer), (parameters, optimizer)).
 
     `groups` makes param groups from a list of parameters, `gradient` the gradient of a shape from a number.
@@ -42,8 +42,8 @@ def both(shapes, groups, gradient=gaussian, steps=STEPS, **options):
 
 def assert_equal(runs, tolerance=EXACT, covered=None):
     (params, optimizer), (twins, plain) = runs
-    assert plain._planner._plan is None
-    assert optimizer._planner._plan.covered == frozenset(
+    assert plain._fused_steps.current is None
+    assert optimizer._fused_steps.current.covered == frozenset(
         range(len(optimizer.param_groups)) if covered is None else covered
     )
     for p, q in zip(params, twins, strict=True):

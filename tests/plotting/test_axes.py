@@ -1,10 +1,10 @@
-"""Axes: labels where they fit, and ratios close to all of it pulled apart."""
+"""Axes: which ticks are labelled, and the scale of ratios close to 100 %."""
 
 from __future__ import annotations
 
 import pytest
 
-from sparsefw.plotting.axes import place_by_what_is_left, short_count, values_with_room
+from sparsefw.plotting.axes import kept_coordinate, short_count, values_with_room
 
 
 def test_labels_that_do_not_fit_are_left_out():
@@ -14,8 +14,8 @@ def test_labels_that_do_not_fit_are_left_out():
     assert values_with_room([1], [0.0], 0.5) == [1]
 
 
-def test_ratios_are_placed_by_the_logarithm_of_what_is_left():
-    assert [place_by_what_is_left(x) for x in (90.0, 99.0, 100.0)] == pytest.approx([1, 2, 4])
+def test_the_kept_scale_is_logarithmic_in_the_kept_percentage():
+    assert [kept_coordinate(x) for x in (90.0, 99.0, 100.0)] == pytest.approx([1, 2, 4])
 
 
 def test_counts_are_written_in_three_digits():

@@ -7,12 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from sparsefw.runfolder import EpochWriter, RunFacts, RunKind, RunWriter, Split
+from sparsefw.runfolder.schema import (
+    ConfigRecord,
+    ConstraintFigures,
+    EnvironmentRecord,
+    EpochFigures,
+    EpochRecord,
+    ResultRecord,
+    SpectraRecord,
+    Spectrum,
+    SweepJob,
+)
 
 RATIOS = (0.5, 0.6, 0.7, 0.8, 0.9)
 PARAMETERS = (77_754, 50_352, 28_047, 13_007, 3_266)
 SGD = dict(dense=97.48, plain=(74.06, 38.54, 19.4, 11.84, 17.63), refit=(96.98, 95.72, 93.7, 91.44, 80.1))
 SPARSE = dict(dense=95.97, plain=(95.97, 95.97, 96.22, 93.45, 59.19), refit=(95.97, 95.97, 95.97, 95.72, 90.93))
+TITLES = {"sgd": "SGD", "sparsefw": "SparseFW", "nuc": "NUC", "masked": "retrained"}
+LABELLED = ("k", "w", "strength", "removed")  # settings that a label contains
+ENVIRONMENT = EnvironmentRecord(
+    versions={"sparsefw": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
+    hardware={"cpu": "Example CPU", "system": "Linux", "cpus": 2, "gpu": None},
+    date="2026-11-15",
+)
 
 
 def curve(
@@ -46,6 +64,16 @@ def curve(
     )
 
 
+def facts_of(name: str, method: dict[str, Any], seed: int, **more: Any) -> RunFacts:
+    """What a run of this method records about itself."""
+    title = TITLES.get(method["name"], method["name"])
+    family = " ".join([title, *([method["kind"]] if "kind" in method else [])])
+    settings = {key: method[key] for key in LABELLED if method.get(key) is not None}
+    words = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in settings.items()]
+    kind = RunKind.RETRAINED if method["name"] == "masked" else RunKind.TRAINED
+    return RunFacts(name, kind, " ".join([family, *words]), family, seed, **more)
+
+
 def write_run(
     folder: Path,
     method: dict[str, Any] | None = None,
@@ -56,57 +84,54 @@ def write_run(
     final: float = 97.5,
     finished: bool = True,
     renewals: float | None = None,
+    job: SweepJob | None = None,
+    metric: str = "accuracy",
+    own_model: str | None = None,
     **train: Any,
 ) -> Path:
     """One run folder; curves as `curve` gives them. renewals: of its constrained weights, a tenth of which decays with each."""
-    (folder / "curves").mkdir(parents=True)
+    method = method or {"name": "sgd", "momentum": 0.9}
     config = {
         "name": name,
         "seed": seed,
         "data": {"name": "digits", "batch_size": 64},
-        "model": {"name": "resnet-mini", "width": 16},
-        "method": method or {"name": "sgd", "momentum": 0.9},
+        "model": {"name": own_model or "resnet-mini", "width": 16},
+        "method": method,
         "train": {"epochs": epochs, "lr": 0.1, **train},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    lines = []
+    writer = RunWriter(folder)
+    facts = facts_of(name, method, seed, metric=metric, own_code=own_model is not None, job=job)
+    writer.begin(ConfigRecord(config), facts, ENVIRONMENT)
+    records = EpochWriter(folder, 0)
     for epoch in range(1, epochs + 1):
         reached = final - 60 * 0.6**epoch
-        seen = {"train": {"loss": 0.1, "accuracy": reached + 1}, "validation": {"loss": 0.2, "accuracy": reached}}
+        constraint = None
         if renewals is not None:
             renewed = renewals * epoch / epochs
-            seen["constraint"] = {"renewed": renewed, "decayed": renewed / 10, "compressible": 0.9, "clamped": 0.0}
-        lines.append(
-            {"epoch": epoch, "step": 22 * epoch, "seconds": 4.1, "images_per_second": 5100.0, "lr": 0.1, **seen}
-        )
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            constraint = ConstraintFigures(renewed, renewed / 10, 0.9, 0.0)
+        figures = EpochFigures({"loss": 0.1, "accuracy": reached + 1}, {"loss": 0.2, "accuracy": reached}, constraint)
+        records.append(EpochRecord(epoch, 22 * epoch, 4.1, 5100.0, 0.1, figures))
     if finished:
         test = {"accuracy": final, "top5": 99.9, "loss": 0.1}
-        done = {"metric": "accuracy", "validation": {"accuracy": final - 0.5}, "test": test, "steps": 22 * epochs}
-        (folder / "result.json").write_text(json.dumps({**done, "seconds": 61.5, "images_per_second": 5100.0}))
-    versions = {"sparsefw": "0.1.0", "torch": "2.13.0", "python": "3.11.2"}
-    hardware = {"cpu": "Example CPU", "system": "Linux", "cpus": 2, "gpu": None}
-    (folder / "environment.json").write_text(
-        json.dumps({"versions": versions, "hardware": hardware, "date": "2026-11-15"})
-    )
-    for one in curves:
-        place = folder / ("curves" if one["split"] == "test" else f"curves-{one['split']}")
-        place.mkdir(exist_ok=True)
-        (place / f"{one['kind']}-{one['form']}.json".replace(":", "")).write_text(json.dumps(one))
+        writer.result(ResultRecord(metric, {"accuracy": final - 0.5}, test, 22 * epochs, 61.5, 5100.0))
+    for content in curves:
+        path = writer.paths.curve(content["kind"], content["form"], Split(content["split"]))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
     return folder
 
 
 def write_spectra(folder: Path, **layers: Sequence[float]) -> Path:
     """spectra.json with these filter norms, and half of them as singular values."""
 
-    def spectrum(values: Sequence[float]) -> dict[str, Any]:
-        return {"count": len(values), "index": list(range(len(values))), "value": list(values)}
+    def spectrum(values: Sequence[float]) -> Spectrum:
+        return Spectrum(len(values), tuple(range(len(values))), tuple(values))
 
-    found = {
+    spectra = {
         name: {"filters": spectrum(values), "singular values": spectrum([value / 2 for value in values])}
         for name, values in layers.items()
     }
-    (folder / "spectra.json").write_text(json.dumps({"layers": found, "left_out": {}}))
+    RunWriter(folder).spectra(SpectraRecord(spectra))
     return folder
 
 

@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra, write_sweep
-from sparsefw.plotting.canvas import DPI, draw_chart
-from sparsefw.plotting.palette import looks_of
+from sparsefw.plotting.figure_io import DPI
+from sparsefw.plotting.line_chart import draw_chart
+from sparsefw.plotting.palette import line_styles
 from sparsefw.report import (
     ReportError,
     curves_figure,
@@ -131,7 +132,7 @@ def test_more_methods_than_fit_get_a_legend(label, tmp_path):
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(names) == len(set(names)) == 26
     assert f"{label} plain" in names
-    assert len(set(looks_of(run.method for run in runs).values())) == 13
+    assert len(set(line_styles(run.method for run in runs).values())) == 13
     draw_chart(curves_chart(compared(runs, "filters", "removed")), "macs").savefig(tmp_path / "x.png")
 
 
@@ -161,7 +162,7 @@ def test_nan_masked_and_lonely_points(tmp_path):
 
 
 def test_training_without_validation_and_without_epochs(tmp_path):
-    folder = write_run(tmp_path / "a", epochs=0, finished=False)
+    folder = write_run(tmp_path / "a", epochs=0, finished=False, metric="mean_iou")
     with pytest.raises(ReportError, match="no run has finished an epoch"):
         training_figure(read_runs([folder])[0])
     (folder / "metrics.jsonl").write_text("".join(f'{{"epoch": {i}, "train": {{"mean_iou": {i}}}}}\n' for i in (1, 2)))

@@ -128,9 +128,7 @@ def test_the_data_of_the_slider(tmp_path):
 
 def test_commands_for_other_kinds(tmp_path):
     masked, odd = curve(**SGD, kind="weights", form="masked"), curve(**SGD, kind="2:4")
-    folder = write_run(tmp_path / "a", None, masked, odd)
-    config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("resnet-mini", "mine.nets:make"))
+    folder = write_run(tmp_path / "a", None, masked, odd, own_model="mine.nets:make")
     page = Page(write_page(tmp_path / "p.html", *read_runs([folder])).read_text())
     weights, other = (found["rows"][0][0] for found in page.data["explorers"].values())
     assert weights == [

@@ -8,15 +8,16 @@ import math
 import pytest
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra
-from sparsefw.report import ReportError, read_run, read_runs, runs_table
-from sparsefw.report.records import How, Spectrum
+from sparsefw.report import read_run, read_runs, runs_table
+from sparsefw.runfolder import RunFolderError, RunPaths, RunStatus
+from sparsefw.runfolder.schema import CurveSettings, EnvironmentRecord, Spectrum
 
 
 def test_a_whole_run(tmp_path):
     run = read_run(write_run(tmp_path / "a", sparse(), curve(**SPARSE)))
     assert (run.label, run.name, run.task) == ("SparseFW filters k=0.3 w=0.33", "digits-sgd", "resnet-mini on digits")
-    assert (run.finished, run.notes, run.metric) == (True, (), "accuracy")
-    assert (run.measured("test"), run.measured("validation"), run.fact("seconds")) == (97.5, 97.0, 61.5)
+    assert (run.finished, run.problems, run.metric) == (True, (), "accuracy")
+    assert (run.measured("test"), run.measured("validation"), run.record.result.seconds) == (97.5, 97.0, 61.5)
     assert len(run.epochs) == 15
     found = run.curve("filters", "removed")
     assert (found.dense, found.size.parameters, found.points[2].plain) == (95.97, 308_074, 96.22)
@@ -27,13 +28,14 @@ def test_what_failed_says_why(tmp_path):
     folder = write_run(tmp_path / "a", finished=False)
     (folder / "error.txt").write_text("Traceback (most recent call last):\n  ...\nsparsefw.Diverged: by step 1\n\n")
     (run,) = read_runs([folder])[0]
-    assert run.notes == ("failed: sparsefw.Diverged: by step 1",)
+    assert run.problems == ("failed: sparsefw.Diverged: by step 1",)
+    assert run.record.status is RunStatus.FAILED
     assert "failed" in runs_table([run]).text().splitlines()[1].split()
 
 
 def test_a_file_is_no_run(tmp_path):
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(ReportError, match=r"results.json: a file, where a run is a folder"):
+    with pytest.raises(RunFolderError, match=r"results.json: a file, where a run is a folder"):
         read_runs([tmp_path / "results.json"])
 
 
@@ -43,7 +45,7 @@ def test_unfinished_with_a_torn_last_line(tmp_path):
         file.write('{"epoch": 4, "train": {"accu')
     run = read_run(folder)
     assert [epoch.number for epoch in run.epochs] == [1, 2, 3]
-    assert run.notes == ("unfinished: no result.json", "the last line of metrics.jsonl is torn")
+    assert run.problems == ("unfinished: no result.json", "the last line of metrics.jsonl is torn")
     assert not run.finished
     assert run.measured("test") is None
 
@@ -65,7 +67,7 @@ def test_broken_lines_are_counted_and_the_last_of_an_epoch_holds(tmp_path):
     assert [epoch.number for epoch in run.epochs] == [1, 2, 3]
     assert math.isnan(run.epochs[0].train)
     assert run.epochs[0].validation is run.epochs[2].train is None
-    assert run.notes == ("metrics.jsonl: 2 lines cannot be read, the first is line 3",)
+    assert run.problems == ("metrics.jsonl: 2 lines cannot be read, the first is line 3",)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_broken_curve_is_noted(content, note, tmp_path):
     (folder / "curves" / "filters-removed.json").write_text(content)
     run = read_run(folder)
     assert [found.kind for found in run.curves] == ["rank"]
-    assert run.notes[0].startswith(note)
+    assert run.problems[0].startswith(note)
 
 
 def test_test_and_validation_are_never_mixed(tmp_path):
@@ -103,37 +105,45 @@ def test_test_and_validation_are_never_mixed(tmp_path):
 
 def test_how_a_curve_was_measured(tmp_path):
     run = read_run(write_run(tmp_path / "a", None, curve(**SGD, score="l2", allocation="global", calibration=512)))
-    assert run.curves[0].how == How("l2", "global", 512)
-    assert read_run(write_run(tmp_path / "b", None, curve(**SGD))).curves[0].how == How("l1", None, None)
+    assert run.curves[0].settings == CurveSettings("l2", "global", 512)
+    assert read_run(write_run(tmp_path / "b", None, curve(**SGD))).curves[0].settings == CurveSettings("l1", None, None)
 
 
 def test_spectra(tmp_path):
     folder = write_spectra(write_run(tmp_path / "a"), conv=[2.0, 1.0])
-    assert read_run(folder).spectra == {
+    assert read_run(folder).record.spectra.layers == {
         "conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "singular values": Spectrum(2, (0, 1), (1.0, 0.5))}
     }
     (folder / "spectra.json").write_text('{"layers": {}, "left_out": {"fc": "its weights are not finite"}}')
-    assert read_run(folder).notes == ("no spectrum of fc: its weights are not finite",)
+    assert read_run(folder).problems == ("no spectrum of fc: its weights are not finite",)
     for content in ("[]", '{"layers": {"a": {"filters": {"count": 1, "index": [0], "value": []}}}}', '{"layers": 3}'):
         (folder / "spectra.json").write_text(content)
-        assert read_run(folder).notes[0].startswith("spectra.json ")
+        assert read_run(folder).problems[0].startswith("spectra.json ")
 
 
-def test_retrained_runs_are_called_so(tmp_path):
-    assert read_run(write_run(tmp_path / "a", {"name": "masked", "removed": 0.9})).method == "retrained removed=0.9"
-    folder = write_run(tmp_path / "b", {"name": "masked"})
-    (folder / "environment.json").write_text('{"method": "SGD pruned"}')
-    assert read_run(folder).method == "retrained SGD pruned"
+def test_retrained_runs_are_known_by_the_recorded_fact(tmp_path):
+    folder = write_run(tmp_path / "a", {"name": "masked", "removed": 0.9})
+    assert read_run(folder).method == "retrained removed=0.9"
+    facts = json.loads(RunPaths(folder).facts.read_text())
+    RunPaths(folder).facts.write_text(json.dumps({**facts, "label": "SGD pruned"}))
+    run = read_run(folder)
+    assert (run.method, run.retrained) == ("SGD pruned", True)
 
 
-def test_nothing_but_the_configuration(tmp_path):
+def test_a_label_does_not_make_a_run_retrained(tmp_path):
+    folder = write_run(tmp_path / "a")
+    facts = json.loads(RunPaths(folder).facts.read_text())
+    RunPaths(folder).facts.write_text(json.dumps({**facts, "label": "retrained 0.9"}))
+    assert not read_run(folder).retrained
+
+
+def test_nothing_but_the_configuration_and_the_facts(tmp_path):
     folder = write_run(tmp_path / "a")
     for name in ("metrics.jsonl", "result.json", "environment.json"):
         (folder / name).unlink()
-    (folder / "curves").rmdir()
     run = read_run(folder)
-    assert (run.epochs, run.curves, run.environment) == ((), (), {})
-    assert run.notes == ("unfinished: no result.json", "no metrics.jsonl")
+    assert (run.epochs, run.curves, run.record.environment) == ((), (), EnvironmentRecord())
+    assert run.problems == ("unfinished: no result.json", "no metrics.jsonl")
 
 
 def test_runs_below_a_folder_are_found_and_damaged_ones_listed(tmp_path):
@@ -142,12 +152,16 @@ def test_runs_below_a_folder_are_found_and_damaged_ones_listed(tmp_path):
     (broken / "config.yaml").write_text("a: [")
     write_run(tmp_path / "lost").joinpath("config.yaml").unlink()
     (write_run(tmp_path / "bare") / "config.yaml").write_text("name: x")
+    write_run(tmp_path / "unknown").joinpath("run.json").unlink()
+    (write_run(tmp_path / "torn") / "run.json").write_text('{"name": "x"}')
     runs, damaged = read_runs([tmp_path, tmp_path / "deep"])  # twice the same: once in the report
     assert [run.label for run in runs] == ["SGD", "SparseFW filters k=0.3 w=0.33"]
     assert {(one.folder.name, one.reason) for one in damaged} == {
-        ("broken", "config.yaml cannot be read (it is no YAML)"),
+        ("broken", "config.yaml cannot be read (it is not YAML)"),
         ("lost", "config.yaml is missing"),
         ("bare", "config.yaml has no method.name"),
+        ("unknown", "run.json is missing"),
+        ("torn", "run.json does not say what the run is (KeyError: 'phase')"),
     }
 
 
@@ -164,10 +178,10 @@ def test_no_run_is_an_error_of_one_line(make, tmp_path):
         folder.mkdir()
     if make == "other":
         (folder / "certificate.json").write_text("{}")
-    with pytest.raises(ReportError, match=r"there: (no such folder|neither a run folder)") as caught:
+    with pytest.raises(RunFolderError, match=r"there: (no such folder|neither a run folder)") as caught:
         read_runs([folder])
     assert "\n" not in str(caught.value)
-    with pytest.raises(ReportError, match="not a run folder"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         read_run(folder)
 
 
@@ -192,8 +206,3 @@ def test_many_differences_are_told_by_the_recipe(tmp_path):
     write_run(tmp_path / "a", name="short")
     write_run(tmp_path / "b", name="long", epochs=20, lr=0.3, mixup=0.2)
     assert [run.label for run in read_runs([tmp_path])[0]] == ["SGD (long)", "SGD (short)"]
-
-
-def test_a_rival_is_named_by_its_strength(tmp_path):
-    run = read_run(write_run(tmp_path / "a", {"name": "nuc", "strength": 1e-4}))
-    assert run.method == "NUC strength=0.0001"

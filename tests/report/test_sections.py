@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
 
 import pytest
 
 from report.folders import SGD, SPARSE, curve, write_demo, write_run, write_spectra, write_sweep
-from sparsefw.plotting.canvas import draw_chart
 from sparsefw.plotting.charts import Axis, Chart, Line, spread_of
-from sparsefw.plotting.palette import looks_of
+from sparsefw.plotting.line_chart import draw_chart
+from sparsefw.plotting.palette import line_styles
 from sparsefw.report import Table, read_runs, sections, write_files, write_page
 from sparsefw.report.contents import contents_of
 from sparsefw.report.payload import payload_of
@@ -38,7 +40,7 @@ def two_tasks(folder):
 
 
 def one_line():
-    line = Line("SGD", "SGD", "own", looks_of(["SGD"])["SGD"], True, {"x": [1.0, 2.0]}, [spread_of([7.25])] * 2)
+    line = Line("SGD", "SGD", "own", line_styles(["SGD"])["SGD"], True, {"x": [1.0, 2.0]}, [spread_of([7.25])] * 2)
     return Chart((line,), (Axis("x", "some axis"),), "some value", title="A title")
 
 
@@ -144,3 +146,10 @@ def test_every_section_has_a_name_of_its_own_and_every_chart_its_data(tmp_path):
         html = section.html(subject, payload.chart_names[section.address_of(subject)])
         drawn = " ".join(re.findall(r'data-figures="([^"]*)"', html)).split()
         assert drawn == payload.chart_names[section.address_of(subject)]
+
+
+def test_every_section_is_in_the_list():
+    names = [info.name for info in pkgutil.iter_modules(sections.__path__, f"{sections.__name__}.")]
+    values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    for section in {value.name: value for value in values if isinstance(value, Section)}.values():
+        assert section in SECTIONS, f"add the section {section.name!r} to SECTIONS in report/sections/__init__.py"

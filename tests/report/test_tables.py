@@ -11,6 +11,7 @@ from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, wr
 from sparsefw.report import ReportError, Table, ratio_table, read_runs, runs_table
 from sparsefw.report.families import families
 from sparsefw.report.series import NBSP, compared, headline, kinds_of, refit_sentence
+from sparsefw.runfolder.schema import SweepJob
 
 
 def test_ratios_as_text_and_markdown(tmp_path):
@@ -126,11 +127,12 @@ def test_rows_of_a_sweep_are_families_of_their_own(tmp_path):
         ("b", 1, 0.6, 94.0),
     ):
         content = curve(97.0, [value] * 5, [None] * 5, split="validation", form="masked")
-        write_run(tmp_path / row / f"000{number}", sparse(k=1, w=strength), content, name=f"tiny-{row}-000{number}")
+        job = SweepJob("tiny", row, f"000{number}", final=False)
+        write_run(tmp_path / f"{row}{number}", sparse(k=1, w=strength), content, job=job)
     first, second = families(read_runs([tmp_path])[0])
     assert [one.mean for one in first.tried] == [90.0, 10.0]
     assert (first.name, second.name) == ("SparseFW filters (tiny-a)", "SparseFW filters (tiny-b)")
-    assert "method.w = 0.5 (0000): 95.0" in second.best
+    assert "method.w = 0.5 (b0): 95.0" in second.best
 
 
 def test_seeds_gaps_and_nan(tmp_path):
@@ -174,7 +176,7 @@ def test_what_was_retrained_is_not_said_to_be_not(tmp_path):
     runs, _ = read_runs([write_demo(tmp_path)])
     comparison = compared(runs, "filters", "removed")
     first, second = comparison.series
-    again = replace(first, method="retrained removed=0.9")
+    again = replace(first, retrained=True)
     assert "removed, after retraining: " in headline(replace(comparison, series=(again,)))
     assert "removed, no retraining but where it is named: " in headline(replace(comparison, series=(again, second)))
 
@@ -215,7 +217,7 @@ def test_mixed_kinds_in_their_order(tmp_path):
 
 def test_what_cannot_be_compared(tmp_path):
     runs, _ = read_runs([write_demo(tmp_path)])
-    with pytest.raises(ReportError, match="no run has a curve rank-masked; curves that are there: filters-removed"):
+    with pytest.raises(ReportError, match="no run has a curve rank-masked; available curves: filters-removed"):
         ratio_table(runs, "rank", "masked")
     write_run(tmp_path / "iou", {"name": "other"}, curve(**SGD, metric="mean_iou"))
     with pytest.raises(ReportError, match="do not belong in one comparison"):

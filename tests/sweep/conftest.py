@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own."""
+"""A PostgreSQL server for the tests."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from pathlib import Path
 
 import pytest
 
-POSSIBLE = 600  # seconds that an installation may take
+INSTALLATION_SECONDS = 600  # at most
 
 
 def _program(name: str) -> str | None:
-    found = sorted(glob(f"/usr/lib/postgresql/*/bin/{name}"))
-    return found[-1] if found else shutil.which(name)
+    paths = sorted(glob(f"/usr/lib/postgresql/*/bin/{name}"))
+    return paths[-1] if paths else shutil.which(name)
 
 
-def _installed() -> None:
+def _install() -> None:
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        around = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for words in (["update"], ["install", "-y", "--no-install-recommends", "postgresql"]):
-            subprocess.run(["apt-get", "-q", *words], env=around, capture_output=True, timeout=POSSIBLE, check=False)
+            subprocess.run(
+                ["apt-get", "-q", *words],
+                env=environment,
+                capture_output=True,
+                timeout=INSTALLATION_SECONDS,
+                check=False,
+            )
 
 
 @pytest.fixture
 def postgres(server):
-    """The URL of an empty database."""
+    """Return the URL of an empty database."""
     import psycopg
 
     name = f"sweeps_{uuid.uuid4().hex}"
@@ -43,10 +49,10 @@ def postgres(server):
 
 @pytest.fixture(scope="session")
 def server():
-    """The address of a PostgreSQL server that runs as long as the tests."""
+    """Return the address of a PostgreSQL server that runs as long as the tests."""
     pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
     if _program("initdb") is None:
-        _installed()
+        _install()
     if _program("initdb") is None:
         pytest.skip("no PostgreSQL server here, and none can be installed without root and apt-get")
     # The server refuses to run as root.
@@ -68,7 +74,7 @@ def server():
         _wait(port, server)
         yield f"postgresql://tester@127.0.0.1:{port}"
     finally:
-        server.send_signal(signal.SIGINT)  # at once: a SIGTERM would wait for all connections to end, ours among them
+        server.send_signal(signal.SIGINT)  # a SIGTERM would wait until all connections are closed, ours among them
         server.wait()
         shutil.rmtree(folder, ignore_errors=True)
 

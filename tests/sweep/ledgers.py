@@ -1,4 +1,4 @@
-"""Ledgers in a file of their own, and a process that does jobs of one."""
+"""Ledgers in a SQLite file, and a process that runs the jobs of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 
 from sparsefw.sweep.ledger import Ledger
-from sparsefw.sweep.locks import working
+from sparsefw.sweep.locks import registered_worker
 from sparsefw.sweep.storage import open_storage
 
 SPACE = {"x": FloatDistribution(0.0, 1.0)}
@@ -25,25 +25,25 @@ def ledger_in(
     return Ledger(study, storage, grace, space if budget else None, budget)
 
 
-def do_all(folder: Path, jobs: int, budget: int | None) -> None:
-    """Claim and finish until nothing is left; every job's value is the number in its name."""
+def finish_all_jobs(folder: Path, count: int, budget: int | None) -> None:
+    """Claim and finish jobs until none is left; the value of a job is the number in its name."""
     ledger = ledger_in(folder, 1.0, budget)
-    with working(folder) as worker:
+    with registered_worker(folder) as worker:
         while True:
             if budget is None:
-                ledger.post({f"{number:04d}": {} for number in range(jobs)})
-            ledger.bury()
+                ledger.post({f"{number:04d}": {} for number in range(count)})
+            ledger.recover_jobs()
             claim = ledger.claim(worker)
             if claim is None:
-                found = ledger.jobs()
-                if len(found) >= jobs and all(job.settled for job in found.values()):
+                jobs = ledger.jobs()
+                if len(jobs) >= count and all(job.finished for job in jobs.values()):
                     return
                 time.sleep(0.02)
                 continue
-            with claim.held(0.2, lambda: False):
+            with claim.heartbeat(0.2, lambda: False):
                 time.sleep(0.05)
                 claim.done(float(claim.job.name), {"by": worker.name})
 
 
 if __name__ == "__main__":
-    do_all(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    finish_all_jobs(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -1,4 +1,4 @@
-"""Small sweeps, as a user starts them."""
+"""Small sweeps, as a user starts them, and sweeps with made-up figures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparsefw.sweep.grids import load_grid
-from sparsefw.sweep.locks import working
+from sparsefw.sweep.jobs import TrainingProgress
+from sparsefw.sweep.locks import registered_worker
 from sparsefw.sweep.sweep import Sweep
 from sparsefw.sweep.sweep_plan import SweepPlan
 from train.harness import ended, start
 
-PATIENCE = 600  # seconds: a sweep is many processes that begin one after the other
+SWEEP_SECONDS = 600  # until a sweep that hangs is given up
 GRID = """
 recipe: digits-resnet
 kind: filters
@@ -34,22 +35,22 @@ def write_grid(folder: Path, text: str = GRID, name: str = "tiny") -> Path:
     return file
 
 
-def begun(folder: Path, text: str = GRID, **how) -> Sweep:
-    """A sweep whose jobs the test does itself."""
+def begin_sweep(folder: Path, text: str = GRID, **options) -> Sweep:
+    """Begin a sweep whose jobs the test finishes itself."""
     folder.mkdir(exist_ok=True)
-    plan = SweepPlan(name="tiny", grid=load_grid(str(write_grid(folder, text))), **how)
+    plan = SweepPlan(name="tiny", grid=load_grid(str(write_grid(folder, text))), **options)
     return Sweep.begin(plan, f"sqlite:///{folder / 'ledger.db'}", folder / "sweep")
 
 
-def fill(sweep: Sweep, row: str, values: dict[str, float | Exception]) -> None:
-    """Write made-up validation figures, or failures, down for the configurations of a row."""
+def finish_trials(sweep: Sweep, row: str, values: dict[str, float | Exception]) -> None:
+    """Finish the configurations of a row with made-up validation figures, or failures."""
     ledger = sweep.trials(row)
     ledger.post(sweep.plan.jobs(row))
-    with working(sweep.folder) as worker:
+    with registered_worker(sweep.folder) as worker:
         while (claim := ledger.claim(worker)) is not None:
             value = values[claim.job.name]
-            folder = sweep.place(row, claim.job.name)
-            claim.begin(folder, "step 0")
+            folder = sweep.job_folder(row, claim.job.name)
+            claim.record_start(folder, TrainingProgress(0))
             if isinstance(value, Exception):
                 claim.failed(str(value))
             else:
@@ -58,13 +59,13 @@ def fill(sweep: Sweep, row: str, values: dict[str, float | Exception]) -> None:
                 claim.done(value, {"metric": "accuracy", "dense": 99.0, "plain": [value, value], "folder": str(folder)})
 
 
-def fill_finals(sweep: Sweep, row: str, dense: dict[int, float], plain: dict[int, list[float]]) -> None:
-    """Made-up test figures, by seed."""
+def finish_finals(sweep: Sweep, row: str, dense: dict[int, float], plain: dict[int, list[float]]) -> None:
+    """Finish the seeds of a row with made-up test figures."""
     ledger = sweep.finals(row)
     ledger.post(sweep.final_jobs(row))
-    with working(sweep.folder) as worker:
+    with registered_worker(sweep.folder) as worker:
         while (claim := ledger.claim(worker)) is not None:
-            seed = int(claim.job.name[-1])
+            seed = claim.job.params["seed"]
             figures = {"seed": seed, "metric": "accuracy", "dense": dense[seed], "plain": plain[seed]}
             figures |= {"removed_refit": plain[seed], "parameters": [10, 5], "images_per_second": 100.0 + seed}
             claim.done(1.0, {**figures, "folder": "x"})
@@ -77,27 +78,27 @@ def command(grid: Path | str | None, out: Path, *more: str) -> list[str]:
     return [*words, *more]
 
 
-def swept(words: list[str], code: int = 0, **environment: str) -> tuple[dict, str]:
-    """What it found, and what it said."""
-    out, err = ended(start(words, **environment), code, PATIENCE)
+def run_to_end(words: list[str], code: int = 0, **environment: str) -> tuple[dict, str]:
+    """Run a command; return the JSON that it printed, and its messages."""
+    out, err = ended(start(words, **environment), code, SWEEP_SECONDS)
     return (json.loads(out) if out.strip() else {}), err
 
 
 def workers_of(process: subprocess.Popen) -> list[int]:
-    """The processes that it has started and that are alive."""
-    found = []
+    """Return the ids of the living processes that a process has started."""
+    workers = []
     for folder in Path("/proc").iterdir():
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except (OSError, ValueError):
             continue
         if folder.name.isdigit() and int(fields[1]) == process.pid and fields[0] != "Z":
-            found.append(int(folder.name))
-    return sorted(found)
+            workers.append(int(folder.name))
+    return sorted(workers)
 
 
-def kill_some(processes: Sequence[subprocess.Popen], times: int, pause, chance) -> int:
-    """Kill workers of a sweep with -9, whoever has started them, until it is over; returns how often."""
+def kill_workers(processes: Sequence[subprocess.Popen], times: int, pause, chance) -> int:
+    """Kill random workers of a sweep with SIGKILL, up to `times`, while it runs; return how many."""
     killed = 0
     while any(process.poll() is None for process in processes) and killed < times:
         time.sleep(pause())

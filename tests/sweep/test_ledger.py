@@ -1,4 +1,4 @@
-"""The ledger: every job is done, and counted once, whoever dies at whatever moment."""
+"""The ledger: every job is finished, and counted once, whichever worker dies and whenever."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from sparsefw.sweep import ledger as module
+from sparsefw.sweep import ledger as ledger_module
 from sparsefw.sweep import storage
-from sparsefw.sweep.ledger import SAME_PLACE
-from sparsefw.sweep.locks import Worker, is_dead, working
+from sparsefw.sweep.jobs import MAX_DEATHS, Ending, TrainingProgress
+from sparsefw.sweep.locks import Worker, is_dead, registered_worker
 from sweep.ledgers import ledger_in
 
 HERE = Path(__file__).parent
@@ -27,20 +27,20 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def worker(tmp_path):
-    with working(tmp_path) as found:
-        yield found
+    with registered_worker(tmp_path) as registered:
+        yield registered
 
 
-def other(folder: Path) -> Worker:
-    """A worker whose process is gone: its lock file lies there, and nobody holds it."""
+def dead_worker(folder: Path) -> Worker:
+    """Return a worker whose process is gone: its lock file exists, and nobody holds it."""
     lock = folder / "workers" / "gone.lock"
     lock.parent.mkdir(exist_ok=True)
     lock.touch()
     return Worker("gone", socket.gethostname(), lock)
 
 
-def completed(folder: Path) -> list[str]:
-    """The job of every trial that has a result; those of a sampler are named after their first trial."""
+def completed_jobs(folder: Path) -> list[str]:
+    """Return the job of every complete trial; jobs that the sampler drew are named after their first trial."""
     trials = ledger_in(folder).study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     return sorted(trial.user_attrs.get("job", f"{trial.number:04d}") for trial in trials)
 
@@ -52,9 +52,9 @@ def test_a_job_is_claimed_done_and_remembered(tmp_path, worker):
     claim = ledger.claim(worker)
     assert (claim.job.name, claim.job.state, claim.job.params) == ("a", "running", {"x": 0.5})
     assert claim.done(3.0, {"plain": [1.0]})
-    found = ledger_in(tmp_path).jobs()
-    assert {name: job.state for name, job in found.items()} == {"a": "done", "b": "waiting"}
-    assert (found["a"].value, found["a"].result) == (3.0, {"plain": [1.0]})
+    jobs = ledger_in(tmp_path).jobs()
+    assert {name: job.state for name, job in jobs.items()} == {"a": "done", "b": "waiting"}
+    assert (jobs["a"].value, jobs["a"].result) == (3.0, {"plain": [1.0]})
     assert ledger.claim(worker).job.name == "b"
     assert ledger.claim(worker) is None
 
@@ -62,96 +62,97 @@ def test_a_job_is_claimed_done_and_remembered(tmp_path, worker):
 def test_the_job_of_a_dead_worker_is_taken_over_at_once(tmp_path, worker):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {}})
-    lost = ledger.claim(other(tmp_path))
-    lost.begin(tmp_path / "runs" / "a", "step 7")
+    lost = ledger.claim(dead_worker(tmp_path))
+    lost.record_start(tmp_path / "runs" / "a", TrainingProgress(7))
     assert ledger.claim(worker) is None
-    (buried,) = ledger.bury()
-    assert buried.name == "a"
+    (recovered,) = ledger.recover_jobs()
+    assert recovered.name == "a"
     again = ledger.claim(worker)
-    assert (again.job.name, again.job.begun["at"], again.job.attempts) == ("a", "step 7", 2)
+    assert (again.job.name, again.job.start.progress, again.job.attempts) == ("a", TrainingProgress(7), 2)
     assert not lost.done(1.0, {})  # it was not dead after all: too late
     assert again.done(2.0, {})
-    assert completed(tmp_path) == ["a"]
+    assert completed_jobs(tmp_path) == ["a"]
     assert ledger.jobs()["a"].value == 2.0
 
 
 def test_a_live_worker_keeps_its_job(tmp_path, worker):
     ledger = ledger_in(tmp_path, grace=3.0)
     ledger.post({"a": {}})
-    with ledger.claim(worker).held(0.1, lambda: False):
+    with ledger.claim(worker).heartbeat(0.1, lambda: False):
         end = time.monotonic() + 4.0
         while time.monotonic() < end:
-            assert ledger.bury() == []
+            assert ledger.recover_jobs() == []
             time.sleep(0.5)
 
 
-def test_silence_is_measured_by_the_clock_of_the_one_who_waits(tmp_path, worker, monkeypatch):
-    """The holder's lock is on another machine; a count that stands still for longer than the grace period is its death."""
+def test_missing_heartbeats_are_timed_by_the_clock_of_the_observer(tmp_path, worker, monkeypatch):
+    """The holder is on another machine: it counts as dead when its count does not change for the grace period."""
     now = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ledger_module.time, "monotonic", lambda: now[0])
     ledger = ledger_in(tmp_path, grace=60.0)
     ledger.post({"a": {}})
     claim = ledger.claim(Worker("far", "elsewhere", tmp_path / "cannot" / "be" / "seen"))
 
-    def later(seconds: int) -> list[str]:
-        """Looking every ten seconds."""
+    def recovered_after(seconds: int) -> list[str]:
+        """Check every ten seconds; return what the last check recovered."""
         for _ in range(seconds // 10):
             now[0] += 10
-            buried = ledger.bury()
-        return [job.name for job in buried]
+            recovered = ledger.recover_jobs()
+        return [job.name for job in recovered]
 
-    assert ledger.bury() == []
-    assert later(50) == []
+    assert ledger.recover_jobs() == []
+    assert recovered_after(50) == []
     claim.trial.set_user_attr("beat", 1)
-    assert later(60) == []  # 110 s after the claim, but 50 s after the sign of life was seen
-    now[0] += 1000  # this one was suspended, and cannot tell who was silent
-    assert ledger.bury() == []
-    assert later(60) == []
-    assert later(10) == ["a"]
+    assert recovered_after(60) == []  # 110 s after the claim, but 50 s after the heartbeat was seen
+    now[0] += 1000  # this process was suspended, and cannot tell who was silent
+    assert ledger.recover_jobs() == []
+    assert recovered_after(60) == []
+    assert recovered_after(10) == ["a"]
     assert ledger.claim(worker).job.name == "a"
 
 
-def test_a_kill_between_burial_and_posting_loses_nothing(tmp_path, worker):
+def test_a_kill_between_marking_and_posting_loses_no_job(tmp_path, worker):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {"x": 0.5}})
-    claim = ledger.claim(other(tmp_path))
-    ledger._end(claim.trial.number, {"lost": True}, optuna.trial.TrialState.FAIL)  # and then the undertaker was killed
+    claim = ledger.claim(dead_worker(tmp_path))
+    ledger._finish(claim.trial.number, optuna.trial.TrialState.FAIL, {"ending": Ending.DIED})
     assert ledger.jobs()["a"].state == "missing"
-    ledger_in(tmp_path).bury()
+    ledger_in(tmp_path).recover_jobs()
     assert ledger.claim(worker).job.params == {"x": 0.5}
 
 
-def test_a_kill_right_after_the_claim_loses_nothing(tmp_path, worker):
-    """Before the holder could say who it is."""
+def test_a_kill_right_after_the_claim_loses_no_job(tmp_path, worker):
+    """The holder was not recorded yet."""
     ledger = ledger_in(tmp_path, grace=0.5)
     ledger.post({"a": {}})
     ledger.study.ask()
-    buried = []
-    while not buried:
-        buried = ledger.bury()
+    recovered = []
+    while not recovered:
+        recovered = ledger.recover_jobs()
         time.sleep(0.1)
-    assert [job.name for job in buried] == ["a"]
+    assert [job.name for job in recovered] == ["a"]
     assert ledger.claim(worker).job.name == "a"
 
 
-def test_a_worker_taken_for_dead_while_it_claims_goes_on_with_something_else(tmp_path, worker, monkeypatch):
+def test_a_worker_that_counts_as_dead_while_it_claims_takes_another_job(tmp_path, worker, monkeypatch):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {}, "b": {}})
-    ask, slow = ledger.study.ask, []
+    ask = ledger.study.ask
+    failed = []
 
-    def asked(space):
+    def slow_ask(space):
         trial = ask(space)
-        if not slow:
-            slow.append(ledger._end(trial.number, {"lost": True}, optuna.trial.TrialState.FAIL))
+        if not failed:
+            failed.append(ledger._finish(trial.number, optuna.trial.TrialState.FAIL, {"ending": Ending.DIED}))
         return trial
 
-    monkeypatch.setattr(ledger.study, "ask", asked)
+    monkeypatch.setattr(ledger.study, "ask", slow_ask)
     assert ledger.claim(worker) is None
-    ledger.bury()
+    ledger.recover_jobs()
     assert {ledger.claim(worker).job.name, ledger.claim(worker).job.name} == {"a", "b"}
 
 
-def test_of_two_attempts_the_first_holds(tmp_path, worker):
+def test_of_two_trials_of_a_job_the_first_counts(tmp_path, worker):
     """Two workers posted the same job at the same moment."""
     ledger = ledger_in(tmp_path)
     ledger._post("a", {}, -1)
@@ -159,13 +160,13 @@ def test_of_two_attempts_the_first_holds(tmp_path, worker):
     first = ledger.claim(worker)
     assert ledger.claim(worker) is None
     assert first.done(1.0, {})
-    assert completed(tmp_path) == ["a"]
+    assert completed_jobs(tmp_path) == ["a"]
     assert ledger.jobs()["a"].state == "done"
     assert ledger.claim(worker) is None
 
 
 def test_transactions_of_sqlite_lock_before_they_read(tmp_path):
-    """Else two workers could read that a trial is waiting, and both take it."""
+    """Otherwise two workers could read that a trial is waiting, and both take it."""
     ledger = ledger_in(tmp_path)
     with ledger._storage.engine.begin() as connection:
         connection.exec_driver_sql("SELECT * FROM trials")
@@ -175,45 +176,45 @@ def test_transactions_of_sqlite_lock_before_they_read(tmp_path):
         another.close()
 
 
-def test_a_worker_killed_while_it_claims_leaves_the_configuration_whole(tmp_path, worker):
-    """Optuna writes parameters down one by one."""
+def test_a_worker_killed_while_it_claims_leaves_all_parameters(tmp_path, worker):
+    """Optuna stores the parameters of a trial one by one."""
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {"x": 0.5, "y": 0.25}})
     trial = ledger.study.ask()
-    trial.set_user_attr("holder", other(tmp_path).record)
+    trial.set_user_attr("holder", dead_worker(tmp_path).record)
     trial.suggest_float("x", 0.0, 1.0)
-    ledger.bury()
+    ledger.recover_jobs()
     assert ledger.claim(worker).job.params == {"x": 0.5, "y": 0.25}
 
 
-def test_a_worker_killed_beyond_the_budget_leaves_nothing_to_wait_for(tmp_path, worker):
+def test_a_trial_beyond_the_budget_is_not_tried_again_when_its_worker_dies(tmp_path, worker):
     ledger = ledger_in(tmp_path, budget=1)
     first = ledger.claim(worker)
     surplus = ledger.study.ask({"x": ledger._space["x"]})
-    surplus.set_user_attr("holder", other(tmp_path).record)
+    surplus.set_user_attr("holder", dead_worker(tmp_path).record)
     for _ in range(3):
-        ledger.bury()
+        ledger.recover_jobs()
         assert ledger.claim(worker) is None
     assert first.done(1.0, {})
     assert list(ledger.jobs()) == ["0000"]
-    assert len(ledger.study.get_trials()) == 2  # and not one more every time
+    assert len(ledger.study.get_trials()) == 2  # not one more after every recovery
 
 
-def test_a_job_posted_twice_outlives_its_first_holder(tmp_path, worker):
-    """What was dropped as one too many must not stand in the way of the attempt that follows."""
+def test_a_job_posted_twice_survives_its_first_holder(tmp_path, worker):
+    """The dropped trial must not keep the next one from being claimed."""
     ledger = ledger_in(tmp_path)
     ledger._post("a", {}, -1)
     ledger._post("a", {}, -1)
-    ledger.claim(other(tmp_path))
+    ledger.claim(dead_worker(tmp_path))
     assert ledger.claim(worker) is None  # dropped
-    ledger.bury()
+    ledger.recover_jobs()
     again = ledger.claim(worker)
     assert again is not None
     assert again.done(1.0, {})
-    assert completed(tmp_path) == ["a"]
+    assert completed_jobs(tmp_path) == ["a"]
 
 
-def test_a_failure_posted_twice_is_tried_once(tmp_path, worker):
+def test_a_job_posted_twice_fails_once(tmp_path, worker):
     ledger = ledger_in(tmp_path)
     ledger._post("a", {}, -1)
     ledger._post("a", {}, -1)
@@ -229,121 +230,125 @@ def test_a_failure_is_kept_and_tried_again_only_on_request(tmp_path, worker):
     ledger.post({"a": {"x": 0.5}})
     assert ledger.claim(worker) is None
     assert (ledger.jobs()["a"].state, ledger.jobs()["a"].error) == ("failed", "ValueError: no")
-    assert ledger.retry() == ["a"]
+    assert ledger.retry_failed() == ["a"]
     assert ledger.claim(worker).job.params == {"x": 0.5}
 
 
-def test_what_kills_its_worker_again_and_again_at_one_place_is_given_up(tmp_path):
+def test_a_job_whose_workers_keep_dying_at_the_same_step_fails(tmp_path):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {}})
-    for time_ in range(SAME_PLACE + 1):
-        claim = ledger.claim(other(tmp_path))
+    for attempt in range(MAX_DEATHS + 1):
+        claim = ledger.claim(dead_worker(tmp_path))
         assert claim is not None
-        claim.begin(tmp_path, "step 0" if time_ == 0 else "step 9")  # further on after the first time: counted anew
-        ledger.bury()
+        # Progress between the first and the second death: the count starts again.
+        claim.record_start(tmp_path, TrainingProgress(0 if attempt == 0 else 9))
+        ledger.recover_jobs()
     job = ledger.jobs()["a"]
     assert job.state == "failed"
-    assert job.error == f"its worker died {SAME_PLACE} times, always after step 9: out of memory?"
+    assert job.error == f"its worker died {MAX_DEATHS} times, always after step 9: out of memory?"
 
 
 def test_an_interrupted_job_waits_for_the_next_worker(tmp_path, worker):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {}})
-    for _ in range(3 * SAME_PLACE):  # as often as one likes
+    for _ in range(3 * MAX_DEATHS):  # without a limit
         ledger.claim(worker).release()
     assert ledger.jobs()["a"].state == "waiting"
 
 
-def test_a_holder_that_lost_its_job_is_told(tmp_path, worker):
+def test_a_holder_that_lost_its_job_gets_a_signal(tmp_path, worker):
     ledger = ledger_in(tmp_path)
     ledger.post({"a": {}})
-    claim, heard = ledger.claim(worker), []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    claim = ledger.claim(worker)
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     try:
-        with claim.held(0.02, lambda: False):
-            ledger._end(claim.trial.number, {"lost": True}, optuna.trial.TrialState.FAIL)
-            while not heard:
+        with claim.heartbeat(0.02, lambda: False):
+            ledger._finish(claim.trial.number, optuna.trial.TrialState.FAIL, {"ending": Ending.DIED})
+            while not received:
                 time.sleep(0.01)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert claim.lost
 
 
-def test_a_sampled_job_keeps_its_numbers_when_it_is_taken_over(tmp_path, worker):
+def test_a_sampled_job_keeps_its_parameters_when_it_is_taken_over(tmp_path, worker):
     ledger = ledger_in(tmp_path, budget=1)
-    first = ledger.claim(other(tmp_path))
+    first = ledger.claim(dead_worker(tmp_path))
     drawn = first.job.params
     assert 0 <= drawn["x"] <= 1
-    ledger.bury()
+    ledger.recover_jobs()
     assert ledger.claim(worker).job.params == drawn
 
 
 @pytest.mark.parametrize(("budget", "different"), [(5, 5), (8, 6)])
-def test_the_sampler_draws_no_settings_twice_while_there_are_others(tmp_path, worker, budget, different):
+def test_settings_are_repeated_only_when_all_were_drawn(tmp_path, worker, budget, different):
     space = {"a": CategoricalDistribution(["p", "q", "r"]), "b": IntDistribution(1, 2)}
     ledger = ledger_in(tmp_path, budget=budget, space=space)
-    while len(ledger.jobs()) < budget or not all(job.settled for job in ledger.jobs().values()):
+    while len(ledger.jobs()) < budget or not all(job.finished for job in ledger.jobs().values()):
         if (claim := ledger.claim(worker)) is not None:
             claim.done(float(claim.job.params == {"a": "q", "b": 1}), {})
     drawn = [tuple(sorted(job.params.items())) for job in ledger.jobs().values()]
     assert (len(drawn), len(set(drawn))) == (budget, different)
 
 
-def test_where_there_are_many_settings_none_is_drawn_twice(tmp_path, worker, monkeypatch):
+def test_settings_are_not_repeated_in_a_large_space(tmp_path, worker, monkeypatch):
     ledger = ledger_in(tmp_path, budget=12, space={"a": IntDistribution(1, 10**9, log=True)})
-    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *given: 1)
-    while len(ledger.jobs()) < 12 or not all(job.settled for job in ledger.jobs().values()):
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *arguments: 1)
+    while len(ledger.jobs()) < 12 or not all(job.finished for job in ledger.jobs().values()):
         if (claim := ledger.claim(worker)) is not None:
             claim.done(0.0, {})
     assert len({job.params["a"] for job in ledger.jobs().values()}) == 12
 
 
-def test_a_lock_tells_the_living_from_the_dead(tmp_path):
-    with working(tmp_path) as worker:
+def test_a_lock_shows_whether_its_worker_lives(tmp_path):
+    with registered_worker(tmp_path) as worker:
         assert not is_dead(worker.record)
-    gone = other(tmp_path)
+    gone = dead_worker(tmp_path)
     assert is_dead(gone.record)
-    assert not is_dead({"lock": str(tmp_path / "not" / "here"), "host": socket.gethostname()})  # nobody knows
-    assert not is_dead({**other(tmp_path).record, "host": "elsewhere"})  # its lock may not be seen here
+    assert not is_dead({"lock": str(tmp_path / "not" / "here"), "host": socket.gethostname()})  # unknown
+    assert not is_dead({**dead_worker(tmp_path).record, "host": "elsewhere"})  # its lock may not be seen here
 
 
-def test_a_database_that_is_away_is_waited_for(monkeypatch):
+def test_calls_are_repeated_until_the_database_answers(monkeypatch):
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     calls = []
 
-    @storage.patient
+    @storage.retry_while_unreachable
     def call() -> str:
         calls.append(1)
         if len(calls) < 4:
             raise optuna.exceptions.StorageInternalError
-        return "there"
+        return "answer"
 
-    assert call() == "there"
+    assert call() == "answer"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 24])
-def test_workers_that_are_killed_lose_and_double_nothing(tmp_path, budget):
-    """Four processes, one of which is killed and replaced ten times, at moments chosen by chance."""
+def test_killed_workers_neither_lose_nor_repeat_jobs(tmp_path, budget):
+    """Four processes; ten times, at a random moment, a random one is killed and replaced."""
     ledger_in(tmp_path)
     words = [sys.executable, str(HERE / "ledgers.py"), str(tmp_path), "24", *([str(budget)] if budget else [])]
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-    around = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
-    def started() -> subprocess.Popen:
-        return subprocess.Popen(words, env=around)
+    def start() -> subprocess.Popen:
+        return subprocess.Popen(words, env=environment)
 
-    team, chance, kills = [started() for _ in range(4)], random.Random(0), 0
+    team = [start() for _ in range(4)]
+    chance = random.Random(0)
+    kills = 0
     while any(process.poll() is None for process in team):
         time.sleep(chance.uniform(0.2, 0.6))
         if kills < 10:
-            place = chance.randrange(4)
-            team[place].send_signal(signal.SIGKILL)
-            team[place].wait()
+            number = chance.randrange(4)
+            team[number].send_signal(signal.SIGKILL)
+            team[number].wait()
             kills += 1
-            team[place] = started()
+            team[number] = start()
     assert [process.returncode for process in team] == [0] * 4
-    done = completed(tmp_path)
+    done = completed_jobs(tmp_path)
     assert len(done) == len(set(done)) == 24
     if budget is None:
         assert done == [f"{number:04d}" for number in range(24)]

@@ -1,4 +1,4 @@
-"""Plans: what is drawn from, what names mean, and mistakes in one line."""
+"""Plans, storages and folders of sweeps: what is drawn, which names are refused, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 
 from sparsefw.cli import app
 from sparsefw.config_base import ConfigError, parse
-from sparsefw.sweep import run
-from sparsefw.sweep import sweep as module
+from sparsefw.sweep import processes, supervisor
+from sparsefw.sweep import sweep as sweep_module
 from sparsefw.sweep.grids import Grid, Range, load_grid
-from sparsefw.sweep.storage import open_storage, shown_url, storage_url
+from sparsefw.sweep.progress import duration_text
+from sparsefw.sweep.storage import open_storage, storage_url, url_without_password
 from sparsefw.sweep.sweep import Sweep
-from sparsefw.sweep.sweep_plan import SweepPlan, slug
-from sweep.sweeps import GRID, begun, write_grid
+from sparsefw.sweep.sweep_plan import SweepPlan, folder_name
+from sweep.sweeps import GRID, begin_sweep, write_grid
 
 RANGES = """
 recipe: digits-resnet
@@ -28,14 +29,15 @@ methods:
 """
 
 
-def plan_of(tmp_path, text=GRID, **how) -> SweepPlan:
-    return parse(SweepPlan, {"name": "tiny", "grid": load_grid(str(write_grid(tmp_path, text))), **how}, "sweep")
+def plan_of(tmp_path, text=GRID, **options) -> SweepPlan:
+    grid = load_grid(str(write_grid(tmp_path, text)))
+    return parse(SweepPlan, {"name": "tiny", "grid": grid, **options}, "sweep")
 
 
-def test_ranges():
+def test_ranges_are_parsed():
     assert Range.of("0.05..0.5") == Range(0.05, 0.5, False)
     assert Range.of("1e-5..1e-2 log") == Range(1e-5, 1e-2, True)
-    assert Range.of("2..9").whole
+    assert Range.of("2..9").integers
     assert Range.of("cosine") is None
     with pytest.raises(ConfigError, match="must rise"):
         Range.of("0.5..0.1")
@@ -43,7 +45,7 @@ def test_ranges():
         Range.of("0..1 log")
 
 
-def test_what_is_sampled_is_what_is_trained(tmp_path):
+def test_sampled_settings_reach_the_configuration(tmp_path):
     plan = plan_of(tmp_path, RANGES, sampler="random", trials=5)
     space = plan.space("SparseFW")
     assert (space["method.k"].low, space["method.k"].high, space["method.k"].log) == (0.05, 0.5, False)
@@ -54,28 +56,28 @@ def test_what_is_sampled_is_what_is_trained(tmp_path):
     assert plan.jobs("SparseFW") == {}
 
 
-def test_choices_that_are_lists_survive_the_storage(tmp_path):
+def test_values_that_are_lists_survive_the_storage(tmp_path):
     plan = plan_of(tmp_path, RANGES, sampler="tpe", trials=5)
     choices = plan.space("CrAM+")["method.ratios"].choices
     config = plan.config("CrAM+", "0000", {"method.ratios": json.loads(json.dumps(choices))[1], "train.epochs": 4})
     assert (config.method.ratios, config.train.epochs) == ((0.7, 0.9), 4)
 
 
-def test_a_grid_is_posted_as_it_stands(tmp_path):
+def test_a_grid_becomes_one_job_per_configuration(tmp_path):
     plan = plan_of(tmp_path)
     assert plan.jobs("SGD") == {"0000": {"train.weight_decay": 1e-4}, "0001": {"train.weight_decay": 5e-3}}
     assert plan.config("SGD", "0001", plan.jobs("SGD")["0001"], seed=2).seed == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "how", "named"),
+    ("text", "options", "message"),
     [
         (GRID, {"sampler": "random"}, "how many configurations a row"),
         (GRID, {"trials": 3}, "a grid tries all of its configurations"),
         (GRID, {"sampler": "genetic", "trials": 3}, "sampler='genetic'"),
         (GRID, {"seeds": 0}, "seeds=0"),
-        (RANGES, {}, "SparseFW: ranges have no end of values to try; add --sampler random"),
-        (GRID, {"changes": ("data.validation=0",)}, "chosen by validation images"),
+        (RANGES, {}, "SparseFW: a range has no end of values to try; add --sampler random"),
+        (GRID, {"changes": ("data.validation=0",)}, "chosen on validation images"),
         (GRID, {"changes": ("train.epoch=3",)}, "SGD: .*epoch"),
         (
             GRID,
@@ -84,47 +86,46 @@ def test_a_grid_is_posted_as_it_stands(tmp_path):
         ),
     ],
 )
-def test_mistakes_are_named(tmp_path, text, how, named):
-    with pytest.raises(ConfigError, match=named):
-        plan_of(tmp_path, text, **how)
+def test_bad_plans_are_refused(tmp_path, text, options, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_of(tmp_path, text, **options)
 
 
-def test_the_same_name_is_the_same_sweep(tmp_path):
-    begun(tmp_path)
-    begun(tmp_path)  # goes on
+def test_a_sweep_of_the_same_name_is_continued_if_its_plan_is_the_same(tmp_path):
+    begun = begin_sweep(tmp_path)
+    assert begin_sweep(tmp_path).token == begun.token
     with pytest.raises(
-        ConfigError, match=r"--seeds 5: the sweep tiny was begun with 3; for another one choose another --out"
+        ConfigError, match=r"--seeds 5: the sweep tiny was begun with 3; for another sweep choose another --out"
     ):
-        begun(tmp_path, seeds=5)
+        begin_sweep(tmp_path, seeds=5)
 
 
-def test_another_grid_or_setting_is_another_sweep(tmp_path):
-    begun(tmp_path)
+def test_another_grid_or_setting_is_refused_for_the_same_sweep(tmp_path):
+    begin_sweep(tmp_path)
     with pytest.raises(ConfigError, match=r"--set \['train.epochs=3'\]: the sweep tiny was begun with \[\]"):
-        begun(tmp_path, changes=("train.epochs=3",))
+        begin_sweep(tmp_path, changes=("train.epochs=3",))
     with pytest.raises(ConfigError, match=r"grid\.at"):
-        begun(tmp_path, GRID.replace("at: [0.5, 0.8]", "at: [0.5, 0.7]"))
-    with pytest.raises(
-        ConfigError, match=r"--grace 7.0: the sweep tiny was begun with 60.0"
-    ):  # who counts slower would be taken for dead
-        begun(tmp_path, grace=7.0)
+        begin_sweep(tmp_path, GRID.replace("at: [0.5, 0.8]", "at: [0.5, 0.7]"))
+    # A worker with a longer grace period beats too slowly for the others.
+    with pytest.raises(ConfigError, match=r"--grace 7.0: the sweep tiny was begun with 60.0"):
+        begin_sweep(tmp_path, grace=7.0)
 
 
-def test_a_kill_while_the_folder_is_marked_leaves_nothing_behind_that_matters(tmp_path):
+def test_files_of_a_killed_process_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / ".sweep.json.abc.new").touch()
     (tmp_path / "sweep" / "ledger.db-journal").touch()
-    begun(tmp_path)
+    assert begin_sweep(tmp_path).folder == tmp_path / "sweep"
 
 
-def test_a_sweep_whose_first_process_died_before_it_wrote_the_plan(tmp_path, monkeypatch):
+def test_a_sweep_whose_first_process_died_before_it_wrote_the_plan_can_be_begun(tmp_path, monkeypatch):
     storage = open_storage(f"sqlite:///{tmp_path / 'ledger.db'}")
     optuna.create_study(study_name="tiny", storage=storage)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    assert begun(tmp_path).plan.name == "tiny"
+    monkeypatch.setattr(sweep_module.time, "sleep", lambda seconds: None)
+    assert begin_sweep(tmp_path).plan.name == "tiny"
 
 
-def test_random_choices_of_lists_are_all_different(tmp_path):
+def test_random_configurations_of_lists_are_all_different(tmp_path):
     text = GRID.replace("k: [0.2, 0.3]", "k: [0.1, 0.2, 0.3, 0.4], w: [1, 2]")
     plan = plan_of(tmp_path, text, sampler="random", trials=5)
     jobs = plan.jobs("SparseFW")
@@ -141,12 +142,12 @@ def test_random_choices_of_lists_are_all_different(tmp_path):
 def test_rows_that_would_share_a_folder_are_refused(tmp_path, rows):
     methods = {row: {"method": {"name": "sgd"}} for row in rows}
     grid = Grid(name="g", recipe="digits-resnet", kind="filters", at=(0.5,), methods=methods)
-    with pytest.raises(ConfigError, match="give it another name"):
+    with pytest.raises(ConfigError, match="give the row another name"):
         parse(SweepPlan, {"name": "g", "grid": grid}, "sweep")
 
 
 def test_a_folder_belongs_to_one_sweep(tmp_path):
-    sweep = begun(tmp_path)
+    sweep = begin_sweep(tmp_path)
     plan = sweep.plan.model_copy(update={"name": "other"})
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     with pytest.raises(ConfigError, match="belongs to another sweep"):
@@ -157,14 +158,14 @@ def test_a_folder_belongs_to_one_sweep(tmp_path):
         Sweep.begin(plan, url, tmp_path / "full")
 
 
-def test_joining(tmp_path):
+def test_a_sweep_is_joined_by_its_storage_and_name(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     with pytest.raises(ConfigError, match="there is no such file"):
         Sweep.join(url, None, None)
     open_storage(url)
     with pytest.raises(ConfigError, match="holds no sweep"):
         Sweep.join(url, None, None)
-    sweep = begun(tmp_path)
+    sweep = begin_sweep(tmp_path)
     joined = Sweep.join(url, None, None)
     assert (joined.plan, joined.folder, joined.token) == (sweep.plan, sweep.folder.resolve(), sweep.token)
     with pytest.raises(ConfigError, match="'tinny'; did you mean 'tiny'"):
@@ -176,31 +177,31 @@ def test_joining(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["nonsense://x", "postgresql://tester:secret@127.0.0.1:1/none"])
-def test_a_storage_that_cannot_be_opened_is_one_line_without_the_password(url):
+def test_a_storage_that_cannot_be_opened_is_refused_in_one_line_without_the_password(url):
     with pytest.raises(ConfigError) as caught:
         open_storage(url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_addresses(tmp_path):
+def test_storage_urls(tmp_path):
     assert storage_url(None, tmp_path) == f"sqlite:///{tmp_path}/ledger.db"
     assert storage_url(str(tmp_path / "a.db"), tmp_path) == f"sqlite:///{tmp_path}/a.db"
     assert storage_url(str(tmp_path), tmp_path / "other") == f"sqlite:///{tmp_path}/ledger.db"  # a sweep's folder
-    assert shown_url("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert url_without_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
 
 
-def test_names_of_rows_become_names_of_folders():
-    assert slug("SparseFW k-sparse, 50 %") == "SparseFW-k-sparse-50"
-    assert "/" not in slug("../up")
+def test_rows_have_folders_named_after_them():
+    assert folder_name("SparseFW k-sparse, 50 %") == "SparseFW-k-sparse-50"
+    assert "/" not in folder_name("../up")
 
 
-def test_grids_remain_plain_data():
+def test_grids_survive_json():
     assert Grid.model_validate(load_grid("filters-digits").model_dump(mode="json")) == load_grid("filters-digits")
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "message"),
     [
         ([], "which grid?"),
         (["nothing"], "there is no such grid"),
@@ -211,37 +212,37 @@ def test_grids_remain_plain_data():
         (["filters-digits", "--name", "a/b"], "name='a/b'"),
         (["filters-digits", "--grace", "nan"], "grace"),
         (["filters-digits", "--grace", "inf"], "grace"),
-        (["--join", "x.db", "--show"], "--show tells what a GRID would train"),
+        (["--join", "x.db", "--show"], "--show lists the trainings of a GRID"),
         (["--join", "no.db"], "there is no such file"),
-        (["filters-digits", "--workers", "0"], "--workers 0: at least one"),
-        (["filters-digits", "--seeds", "0"], "--seeds 0: at least one"),
+        (["filters-digits", "--workers", "0"], "--workers 0: must be at least 1"),
+        (["filters-digits", "--seeds", "0"], "--seeds 0: must be at least 1"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, monkeypatch, words, line):
+def test_bad_options_are_refused_in_one_line(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["sweep", *words])
     assert done.exit_code == 2
-    (said,) = [text for text in done.stderr.splitlines() if text.startswith("error")]
-    assert line in said
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert message in line
 
 
-def test_workers_share_the_cores_and_users_have_the_last_word(monkeypatch, tmp_path):
-    started = []
-    monkeypatch.setattr(run.subprocess, "Popen", lambda words, env, **how: started.append(env))
-    monkeypatch.setattr(run, "cores", lambda: 8)
-    sweep = begun(tmp_path)
+def test_workers_share_the_cores_unless_the_environment_says_otherwise(monkeypatch, tmp_path):
+    environments = []
+    monkeypatch.setattr(supervisor.subprocess, "Popen", lambda words, env, **options: environments.append(env))
+    monkeypatch.setattr(processes, "usable_cores", lambda: 8)
+    sweep = begin_sweep(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    run.Member(sweep, "sqlite://", None, 0, workers=3)
-    assert (started[0]["OMP_NUM_THREADS"], started[0]["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
+    supervisor.WorkerProcess(sweep, "sqlite://", None, 0, workers=3)
+    assert (environments[0]["OMP_NUM_THREADS"], environments[0]["OMP_WAIT_POLICY"]) == ("2", "PASSIVE")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    run.Member(sweep, "sqlite://", None, 0, workers=16)
-    assert started[1]["OMP_NUM_THREADS"] == "5"
+    supervisor.WorkerProcess(sweep, "sqlite://", None, 0, workers=16)
+    assert environments[1]["OMP_NUM_THREADS"] == "5"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    run.Member(sweep, "sqlite://", None, 0, workers=16)
-    assert started[2]["OMP_NUM_THREADS"] == "1"
+    supervisor.WorkerProcess(sweep, "sqlite://", None, 0, workers=16)
+    assert environments[2]["OMP_NUM_THREADS"] == "1"
 
 
-def test_remaining_time_is_told_as_exactly_as_it_is_known():
-    told = [run.duration(seconds) for seconds in (0.0, 34.0, 89.0, 90.0, 3540.0, 7800.0)]
-    assert told == ["10 s", "30 s", "90 s", "2 min", "59 min", "2 h 10 min"]
+def test_remaining_time_is_rounded():
+    texts = [duration_text(seconds) for seconds in (0.0, 34.0, 89.0, 90.0, 3540.0, 7800.0)]
+    assert texts == ["10 s", "30 s", "90 s", "2 min", "59 min", "2 h 10 min"]

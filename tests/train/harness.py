@@ -17,9 +17,9 @@ from torch import nn
 
 from sparsefw.data.batches import Share
 from sparsefw.methods import Method, OptimizerSettings
+from sparsefw.runfolder.read import read_epochs
 from sparsefw.train.average import Average
 from sparsefw.train.engine import Engine
-from sparsefw.train.log import read_metrics
 from sparsefw.train.step import Step
 from sparsefw.train.tasks import Classification
 
@@ -141,10 +141,8 @@ def reached(folder: Path, step: int) -> Callable[[], bool]:
 
 def untimed(folder: Path) -> list[dict]:
     """The rows of metrics.jsonl without what depends on the clock."""
-    return [
-        {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
+    rows = [epoch.to_json() for epoch in read_epochs(folder)]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in rows]
 
 
 def result(folder: Path) -> dict:

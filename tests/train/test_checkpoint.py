@@ -163,17 +163,17 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_can_be_swept(tmp_pat
     half = tmp_path / f".{path.name}.abcdefgh.new"
     half.write_bytes(path.read_bytes()[:20])
     assert newest_checkpoint(tmp_path) == (path, [])
-    atomic_io.sweep(tmp_path)
+    atomic_io.remove_leftovers(tmp_path)
     assert names(tmp_path) == [path.name]
-    atomic_io.sweep(tmp_path / "nowhere")
+    atomic_io.remove_leftovers(tmp_path / "nowhere")
 
 
 def test_half_written_folders_are_swept_too_when_they_are_old_enough(tmp_path):
     (tmp_path / ".small.abc.new").mkdir()
     (tmp_path / ".small.abc.new" / "f").write_text("x")
-    atomic_io.sweep(tmp_path, older_than=1000)
+    atomic_io.remove_leftovers(tmp_path, older_than=1000)
     assert names(tmp_path) == [".small.abc.new"]
-    atomic_io.sweep(tmp_path)
+    atomic_io.remove_leftovers(tmp_path)
     assert names(tmp_path) == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparsefw.runfolder.parse import parse_epoch
 from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, troubles
 
 # 900 images at chance 10 %: a standard deviation is sqrt(0.1 * 0.9 / 900) = 1 point.
@@ -150,4 +151,4 @@ def test_rows_of_metrics_are_read_as_far_as_they_go():
             "constraint": {"renewed": 1.5, "decayed": 0.25, "compressible": 0.9, "clamped": 0.0},
         },
     ]
-    assert epochs_of(rows) == [Epoch(1, 2.0), Epoch(2, 1.0, 60.0, 1.5, 0.25, 0.0)]
+    assert epochs_of(map(parse_epoch, rows)) == [Epoch(1, 2.0), Epoch(2, 1.0, 60.0, 1.5, 0.25, 0.0)]

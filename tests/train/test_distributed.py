@@ -80,6 +80,7 @@ def test_one_process_writes_and_speaks(tmp_path):
         "model.safetensors",
         "regions.txt",
         "result.json",
+        "run.json",
         "spectra.json",
         "training.png",
         "training.svg",
@@ -105,7 +106,7 @@ def test_one_of_two_killed_both_end_and_the_same_command_goes_on_to_the_same_end
     assert send_when(launcher, moment, 0)
     ended(launcher, code=1)
     assert not (tmp_path / "run" / "result.json").exists()
-    assert "going on from step" in ended(torchrun(words))[1]
+    assert "resuming from step" in ended(torchrun(words))[1]
     ended(torchrun(command("digits-resnet-rank", tmp_path / "whole", "train.ema=0.9")))
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
         tmp_path / "whole" / "model.safetensors"

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from sparsefw.compression import recalibrate
 from sparsefw.config_base import ConfigError
 from sparsefw.optim.nonfinite import NonFiniteGradientError
+from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.display import Display
 from sparsefw.train.engine import engine_for
-from sparsefw.train.log import read_metrics
 from sparsefw.train.loop import Clock, evaluated_model
 from sparsefw.train.run import prepare
 from train.harness import command, ended, start
@@ -30,7 +30,7 @@ def small(*changes: str, variant: str = "filters"):
 
 
 def rows(folder) -> list[dict]:
-    return read_metrics(folder / "metrics.jsonl")
+    return [epoch.to_json() for epoch in read_epochs(folder)]
 
 
 def prepared(*changes: str, variant: str = "filters"):

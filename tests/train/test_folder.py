@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.config_base import ConfigError
 from sparsefw.data.errors import DataError
 from sparsefw.models import build
+from sparsefw.runfolder import RunFolderError
+from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import RunFolder, fit, load_recipe
-from sparsefw.train.log import MetricsFile, read_metrics
 
 SMALL = ["train.epochs=2", "model.arguments.width=4", "data.batch_size=400", "engine.device=cpu"]
 
@@ -28,8 +28,8 @@ def test_a_finished_folder_holds_what_it_is_documented_to_hold(tmp_path):
     found = fit(small(), tmp_path / "a" / "run", quiet=True)
     folder = RunFolder(tmp_path / "a" / "run")
     assert folder.config == small()
-    assert folder.result == found
-    assert [row["epoch"] for row in read_metrics(folder.metrics)] == [1, 2]
+    assert folder.result.to_json() == found
+    assert [epoch.epoch for epoch in read_epochs(folder.path)] == [1, 2]
     environment = json.loads((folder.path / "environment.json").read_text())
     assert {"versions", "hardware", "date", "code"} <= set(environment)
     assert set(environment["code"]) >= {"version", "sha256"}
@@ -38,7 +38,7 @@ def test_a_finished_folder_holds_what_it_is_documented_to_hold(tmp_path):
 def test_the_saved_network_has_the_accuracy_that_the_result_states(tmp_path):
     found = fit(small("train.epochs=10", "data.batch_size=64"), tmp_path / "run", quiet=True)
     model, about = RunFolder(tmp_path / "run").load_model()
-    assert (about["classes"], about["task"], about["shape"]) == (10, "classification", [1, 8, 8])
+    assert (about.classes, about.task, about.shape) == (10, "classification", (1, 8, 8))
     from sparsefw.data.digits import load_digits
 
     digits = load_digits("test")
@@ -137,27 +137,15 @@ def test_something_that_is_no_run_says_so(tmp_path):
 
 
 def test_a_damaged_network_is_named(tmp_path):
-    RunFolder(tmp_path).save_model(build("resnet_digits", width=4), {"classes": 10})
+    RunFolder(tmp_path).save_model(build("resnet_digits", width=4), classes=10)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
         RunFolder(tmp_path).load_model()
 
 
 def test_code_of_the_users_own_is_imported_on_demand_only(tmp_path):
-    RunFolder(tmp_path).save_model(build("train.networks:group_norm", width=4), {})
+    RunFolder(tmp_path).save_model(build("train.networks:group_norm", width=4))
     with pytest.raises(ConfigError, match="--trust"):
         RunFolder(tmp_path).load_model()
     assert RunFolder(tmp_path).load_model(trust=True)[0][0].weight.shape[0] == 4
-
-
-def test_metrics_after_the_checkpoint_are_cut_off_and_a_torn_line_is_no_row(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"epoch": i, "step": 10 * i} for i in (1, 2, 3)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"epoch": 4, "st')
-    assert read_metrics(path) == rows
-    file = MetricsFile(path, 20)
-    assert read_metrics(path) == rows[:2]
-    file.write({"epoch": 3, "step": 30, "again": True})
-    assert read_metrics(path)[-1] == {"epoch": 3, "step": 30, "again": True}
-    assert len(path.read_text().splitlines()) == 3

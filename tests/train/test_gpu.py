@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sparsefw.config_base import ConfigError
+from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
-from sparsefw.train.log import read_metrics
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
 
@@ -126,7 +126,7 @@ def test_observed_gradients_are_those_of_an_ordinary_training(tmp_path):
         watched = ("observe.gradients=true", "observe.distance=0.7", f"engine.cuda_graph={graph}")
         folder = tmp_path / precision / graph
         fit(config("sgd", f"engine.precision={precision}", "curve.kind=filters", *watched), folder, quiet=True)
-        norms[precision, graph] = [row["observed"]["gradient_norm"] for row in read_metrics(folder / "metrics.jsonl")]
+        norms[precision, graph] = [epoch.figures.observed.gradient_norm for epoch in read_epochs(folder)]
     ordinary, captured, scaled = norms.values()
     assert captured[0] == pytest.approx(ordinary[0], rel=0.05)  # later, rounding has made them other trainings
     assert scaled[0] == pytest.approx(ordinary[0], rel=0.05)

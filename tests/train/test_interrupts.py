@@ -40,8 +40,8 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_the_same_command_goes_on(refer
     _, said = ended(process, code=130)
     (step,) = checkpoint_steps(folder)
     assert 19 <= step < 57
-    assert said.splitlines()[-1] == f"{which.name}: stopped at step {step} of 57; the same command goes on from there"
-    assert f"going on from step {step} of 57" in trained(words)
+    assert said.splitlines()[-1] == f"{which.name}: stopped at step {step} of 57; the same command resumes from there"
+    assert f"resuming from step {step} of 57" in trained(words)
     assert_same_run(folder, reference)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.evaluate_run import Study
+from sparsefw.train.evaluate_run import TrainedRun
 
 pytestmark = pytest.mark.slow
 AT = {
@@ -18,36 +18,36 @@ AT = {
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory) -> dict[str, Study]:
+def trained_runs(tmp_path_factory) -> dict[str, TrainedRun]:
     """The shipped recipes, as they are."""
     found = {}
     for variant in ("sgd", *AT):
         folder = tmp_path_factory.mktemp("runs") / variant
         fit(load_recipe(f"digits-resnet-{variant}", seed=1), folder, quiet=True)
-        found[variant] = Study.open(folder)
+        found[variant] = TrainedRun.open(folder)
     return found
 
 
-def plain(study: Study, kind: str, form: str) -> dict[float, float]:
+def plain(trained: TrainedRun, kind: str, form: str) -> dict[float, float]:
     """Test accuracy at every ratio: nothing is fitted, BatchNorm statistics are recomputed."""
-    return {p.ratio: p.plain for p in study.curve(kind, AT[kind], form, refit=False, progress=False).points}
+    return {p.ratio: p.plain for p in trained.curve(kind, AT[kind], form, refit=False, progress=False).points}
 
 
 @pytest.mark.parametrize("form", ["masked", "removed"])
-def test_without_70_percent_of_the_filters(studies, form):
-    ours, sgd = (plain(studies[method], "filters", form) for method in ("filters", "sgd"))
+def test_without_70_percent_of_the_filters(trained_runs, form):
+    ours, sgd = (plain(trained_runs[method], "filters", form) for method in ("filters", "sgd"))
     assert ours[0.7] >= 90
     assert sgd[0.7] < 70
 
 
 @pytest.mark.parametrize("kind", ["rank", "weights"])
-def test_where_sgd_falls_below_70_percent_we_are_15_points_higher(studies, kind):
-    ours, sgd = (plain(studies[method], kind, "removed") for method in (kind, "sgd"))
+def test_where_sgd_falls_below_70_percent_we_are_15_points_higher(trained_runs, kind):
+    ours, sgd = (plain(trained_runs[method], kind, "removed") for method in (kind, "sgd"))
     first = next(ratio for ratio in AT[kind] if not sgd[ratio] >= 70)
     assert math.isfinite(ours[first])
     assert ours[first] >= sgd[first] + 15
 
 
-def test_the_dense_networks_are_good(studies):
-    for study in studies.values():
+def test_the_dense_networks_are_good(trained_runs):
+    for study in trained_runs.values():
         assert study.metrics(study.model)["accuracy"] >= 92

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from data.written import write
+from data.dataset_writers import write
 from sparsefw.config_base import ConfigError
 from sparsefw.models import build
 from sparsefw.train import RunFolder, fit, load_recipe
-from sparsefw.train.evaluate_run import Study
+from sparsefw.train.evaluate_run import TrainedRun
 
 SMALL = ["train.epochs=1", "data.batch_size=4", "data.validation=0", "engine.workers=0", "model.arguments.width=8"]
 
@@ -83,6 +83,6 @@ def test_a_run_of_a_gpu_is_compressed_on_a_cpu(tmp_path, change):
     text = (folder / "config.yaml").read_text()
     lines = [f"  {key}: {value}" if line.startswith(f"  {key}:") else line for line in text.splitlines()]
     (folder / "config.yaml").write_text("\n".join(lines))
-    study = Study.open(folder, device="cpu")
-    assert change.split("=")[1] in str(getattr(study.config.engine, key)).lower()
-    assert study.curve("filters", [0.5], refit=False, progress=False).points[0].plain >= 0
+    trained = TrainedRun.open(folder, device="cpu")
+    assert change.split("=")[1] in str(getattr(trained.config.engine, key)).lower()
+    assert trained.curve("filters", [0.5], refit=False, progress=False).points[0].plain >= 0

@@ -9,13 +9,15 @@ import pytest
 from torch import nn
 
 from sparsefw.optim import SFW, SFWWarning, constrain
+from sparsefw.runfolder.read import read_epochs
+from sparsefw.runfolder.schema import ConstraintFigures
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.constraint_progress import constraint_figures, planned_renewals, told
+from sparsefw.train.constraint_progress import constraint_figures, planned_renewals, progress_text
 from sparsefw.train.diagnosis import Trouble
 from sparsefw.train.display import Display
-from sparsefw.train.log import flat_metrics, read_metrics
 from sparsefw.train.recorder import aim_of
 from sparsefw.train.run import prepare
+from sparsefw.train.trackers import flat_metrics
 
 FIGURES = {"renewed", "decayed", "compressible", "clamped"}
 PAPER = ("method.renewals=null", "method.rescale=gradient", "method.k=0.1")
@@ -36,7 +38,8 @@ def healthy(tmp_path_factory):
 
 
 def test_where_validation_is_due_the_row_tells_of_the_constraint(healthy):
-    rows = read_metrics(healthy[0] / "metrics.jsonl")
+    epochs = read_epochs(healthy[0])
+    rows = [epoch.to_json() for epoch in epochs]
     assert [row["epoch"] for row in rows if "constraint" in row] == [2, 4, 5]
     figures = [row["constraint"] for row in rows if "constraint" in row]
     assert all(set(one) == FIGURES and all(isinstance(v, float) for v in one.values()) for one in figures)
@@ -44,7 +47,7 @@ def test_where_validation_is_due_the_row_tells_of_the_constraint(healthy):
     assert renewed == sorted(renewed)
     planned = planned_renewals(prepare(config("filters"), None, Display("", quiet=True)).optimizer)
     assert renewed[-1] == pytest.approx(planned, rel=0.02)  # the last of 95 shares is not quite zero
-    assert flat_metrics(rows[-1])["constraint/compressible"] == figures[-1]["compressible"]
+    assert flat_metrics(epochs[-1])["constraint/compressible"] == figures[-1]["compressible"]
 
 
 def test_a_healthy_run_has_no_warnings(healthy):
@@ -54,7 +57,7 @@ def test_a_healthy_run_has_no_warnings(healthy):
 
 def test_without_a_constraint_there_is_nothing_to_tell(tmp_path, capsys):
     fit(config("sgd", "train.epochs=2"), tmp_path)
-    assert not any("constraint" in row for row in read_metrics(tmp_path / "metrics.jsonl"))
+    assert all(epoch.figures.constraint is None for epoch in read_epochs(tmp_path))
     said = capsys.readouterr().err
     assert "epoch   2/2" in said
     assert "renewed" not in said
@@ -63,13 +66,13 @@ def test_without_a_constraint_there_is_nothing_to_tell(tmp_path, capsys):
 def test_the_line_of_an_epoch_ends_with_it(tmp_path, capsys):
     fit(config("filters", "train.epochs=2", "method.renewals=0.4"), tmp_path)
     line = capsys.readouterr().err.splitlines()[-1]
-    figures = read_metrics(tmp_path / "metrics.jsonl")[-1]["constraint"]
-    assert line.endswith(f"  renewed {figures['renewed']:.1f} of 0.4  decayed {100 * figures['decayed']:.0f} %")
+    figures = read_epochs(tmp_path)[-1].figures.constraint
+    assert line.endswith(f"  renewed {figures.renewed:.1f} of 0.4  decayed {100 * figures.decayed:.0f} %")
 
 
-def test_how_it_is_told():
-    assert told({"renewed": 1.24, "decayed": 0.43}, 3.0) == "renewed 1.2 of 3.0  decayed 43 %"
-    assert told({"renewed": 12.0, "decayed": 1.0}, None) == "renewed 12.0  decayed 100 %"
+def test_progress_in_words():
+    assert progress_text(ConstraintFigures(1.24, 0.43), 3.0) == "renewed 1.2 of 3.0  decayed 43 %"
+    assert progress_text(ConstraintFigures(12.0, 1.0), None) == "renewed 12.0  decayed 100 %"
 
 
 def test_what_is_planned_counts_groups_by_their_size():
@@ -120,9 +123,9 @@ def test_what_a_training_is_judged_by():
 def test_the_papers_rule_whose_first_steps_are_cut_is_in_no_trouble_while_it_learns(tmp_path, capsys):
     """114 steps: the optimizer, which looks every 100, would warn of single layers, and before that of weights that it scaled."""
     found = fit(config("rank", *PAPER, "train.epochs=6"), tmp_path, quiet=True)
-    first, *_, last = read_metrics(tmp_path / "metrics.jsonl")
-    assert first["constraint"]["clamped"] > 0.5
-    assert last["constraint"]["clamped"] < 0.5
+    first, *_, last = read_epochs(tmp_path)
+    assert first.figures.constraint.clamped > 0.5
+    assert last.figures.constraint.clamped < 0.5
     assert (found["warnings"], capsys.readouterr().err) == ([], "")
 
 
@@ -130,7 +133,7 @@ def test_the_papers_rule_whose_first_steps_are_cut_is_in_no_trouble_while_it_lea
 def test_weights_of_a_file_that_are_scaled_are_told(tmp_path):
     fit(config("sgd", "train.epochs=1"), tmp_path / "first", quiet=True)
     file = f"model.weights={{file: {tmp_path / 'first' / 'model.safetensors'}}}"
-    with pytest.raises(SFWWarning, match="lay outside of their regions"):
+    with pytest.raises(SFWWarning, match="were outside of their regions"):
         prepare(config("rank", *PAPER, file), None, Display("", quiet=True))
 
 

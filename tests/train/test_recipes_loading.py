@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparsefw.config_base import ConfigError
-from sparsefw.train import RunConfig, load_recipe, recipe_names, recipes
-from sparsefw.train.recipes import read_config, write_config
+from sparsefw.train import RunConfig, RunFolder, load_recipe, recipe_names, recipes
+from sparsefw.train.facts import run_facts
 
 OWN = """
 about: mine
@@ -37,9 +37,8 @@ def test_every_shipped_recipe_is_complete_says_what_it_is_about_and_survives_bei
     config = load_recipe(name)
     assert config.name == name
     assert recipe_names()[name]
-    path = tmp_path / "config.yaml"
-    path.write_text(write_config(config))
-    assert read_config(path) == config
+    RunFolder(tmp_path).begin(config, run_facts(config, "accuracy"))
+    assert RunFolder(tmp_path).config == config
 
 
 def test_a_variant_adds_to_what_its_file_shares():
@@ -211,7 +210,7 @@ def test_another_network_brings_its_own_arguments_in_whatever_order_they_are_ask
 
 def test_a_key_that_stands_twice_is_an_error(tmp_path):
     (tmp_path / "own.yaml").write_text("train: {epochs: 1}\ntrain: {epochs: 2}\n")
-    with pytest.raises(ConfigError, match="line 1: is not YAML: the key 'train' stands there twice"):
+    with pytest.raises(ConfigError, match="line 1: is not YAML: the key 'train' is repeated"):
         load_recipe(str(tmp_path / "own.yaml"))
 
 

@@ -80,7 +80,7 @@ def test_killed_in_a_step_in_a_checkpoint_and_in_an_evaluation_a_run_ends_in_the
     assert max(checkpoint_steps(folder)) >= 30
     said = trained(words("rank", folder))
     assert f"of {STEPS}" in said
-    assert "going on from step" in said
+    assert "resuming from step" in said
     assert_same_run(folder, reference("rank"))
 
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data.written import FORMATS, write
+from data.dataset_writers import FORMATS, write
 from sparsefw.data import DATASETS
 from sparsefw.methods import SparseFW
 from sparsefw.models import MODELS
 from sparsefw.optim import constrain
 from sparsefw.train import RunFolder, fit, load_recipe, recipe_names
 from sparsefw.train.display import Display
+from sparsefw.train.recipes import SHIPPED
 from sparsefw.train.run import build_model
 
 RECIPES = sorted(recipe_names())
@@ -84,6 +85,13 @@ def test_builds_at_full_size(name):
         size = dict(w=m.w or 1.0) if m.rescale == "gradient" else dict(steps=1000, renewals=m.renewals)
         groups = constrain(model, m.kind, k=m.k, report=None, **size)
         assert any(group["region"] is not None for group in groups)
+
+
+def test_every_file_of_recipes_is_loaded_by_these_tests():
+    for file in SHIPPED.iterdir():
+        stem = file.name.removesuffix(".yaml")
+        is_loaded = any(name == stem or name.startswith(f"{stem}-") for name in RECIPES)
+        assert is_loaded, f"no test loads recipes/{file.name}; a recipe is a file NAME.yaml, without folders"
 
 
 def test_every_recipe_says_what_it_is_about():

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sparsefw.methods import SGD, Batch, SparseFW
+from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import load_recipe
 from sparsefw.train.average import Average
 from sparsefw.train.display import Display
-from sparsefw.train.log import read_metrics
 from sparsefw.train.loop import mixed
 from sparsefw.train.run import prepare
 from train.harness import command, step_of, trained, untimed
@@ -158,7 +158,7 @@ def test_observed_gradients_are_the_means_of_the_norms_over_an_epoch(tmp_path):
     """By hand, with a step for every batch of the first epoch; a run that is resumed in the middle tells the same."""
     words = command("digits-resnet-filters", tmp_path / "a", "observe.gradients=true", "observe.distance=0.7", epochs=2)
     trained(words)
-    rows = [row["observed"] for row in read_metrics(tmp_path / "a" / "metrics.jsonl")]
+    rows = [epoch.figures.to_json()["observed"] for epoch in read_epochs(tmp_path / "a")]
     config = load_recipe("digits-resnet-filters", ["train.epochs=2", "model.arguments.width=8", "engine.device=cpu"])
     t = prepare(config, None, Display("x", quiet=True))
     t.model.train()

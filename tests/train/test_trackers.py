@@ -1,4 +1,4 @@
-"""Curves in TensorBoard, Weights & Biases and MLflow are the rows of metrics.jsonl, also after a kill."""
+"""Curves in TensorBoard, Weights & Biases and MLflow are the lines of metrics.jsonl, also after a kill."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from sparsefw.config_base import ConfigError
+from sparsefw.runfolder.read import read_epochs
+from sparsefw.runfolder.schema import ConstraintFigures, EpochFigures, EpochRecord
 from sparsefw.train import fit, load_recipe
-from sparsefw.train.log import TRACKERS, flat_metrics, read_metrics
+from sparsefw.train.trackers import TRACKERS, flat_metrics
 from train.harness import command, ended, send_when, start, trained
 
 NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
@@ -27,10 +29,10 @@ def interrupted_run(folder: Path, name: str, **environment: str) -> list[dict[st
     """A run that was killed after its first epoch and started again; the rows of its metrics, flat."""
     words = command("digits-resnet-filters", folder, f"track=[{name}]")
     process = start(words, **environment)
-    assert send_when(process, lambda: len(read_metrics(folder / "metrics.jsonl")) == 1)
+    assert send_when(process, lambda: len(read_epochs(folder)) == 1)
     ended(process, code=None)
     trained(words, **environment)
-    return [flat_metrics(row) for row in read_metrics(folder / "metrics.jsonl")]
+    return [flat_metrics(epoch) for epoch in read_epochs(folder)]
 
 
 @pytest.mark.slow
@@ -84,7 +86,7 @@ def test_wandb_works_without_a_network(tmp_path):
     assert runs
     (identity,) = {name.split("-", 3)[3] for name in runs}
     assert identity.startswith("run-")
-    assert [row["epoch"] for row in read_metrics(folder / "metrics.jsonl")] == [1, 2, 3]
+    assert [epoch.epoch for epoch in read_epochs(folder)] == [1, 2, 3]
 
 
 def test_what_mlflow_needs_for_its_file_is_asked_for_too(tmp_path, monkeypatch):
@@ -108,5 +110,6 @@ def test_a_missing_package_is_named_in_one_line_before_anything_is_written(tmp_p
 
 
 def test_nested_figures_get_names_with_slashes_and_what_is_no_number_is_left_out():
-    row = {"epoch": 1, "train": {"loss": 0.5, "by_class": {"cat": 1}}, "note": "text", "validation": None}
-    assert flat_metrics(row) == {"epoch": 1, "train/loss": 0.5, "train/by_class/cat": 1}
+    figures = EpochFigures({"loss": 0.5}, None, ConstraintFigures(renewed=1.5))
+    values = flat_metrics(EpochRecord(1, None, None, None, 0.1, figures))
+    assert values == {"epoch": 1, "lr": 0.1, "train/loss": 0.5, "constraint/renewed": 1.5}

@@ -1,4 +1,4 @@
-"""Measures what the data path delivers when nothing else runs."""
+"""Measure how many images per second are loaded when nothing else runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ from sparsefw.train.recipes import load_recipe
 from sparsefw.train.run import prepare
 
 WARM_UP_BATCHES = 5
-BATCHES_AT_ONCE = 10  # that the device is waited for once
+BATCHES_PER_SYNC = 10  # batches after which the host waits for the device
 
 
 class DataSpeed(NamedTuple):
-    """Images per second, and what was chosen for the machine."""
+    """Images per second, and the engine that was chosen for this machine."""
 
     images_per_second: float
     engine: str
 
 
 def measure_data_speed(recipe: str, data: Path | None, seconds: float, changes: Sequence[str]) -> DataSpeed:
-    """Count the images that reach the device, augmented, without a network."""
+    """Count the augmented images that reach the device, without a network.
+
+    Args:
+        recipe: whose data are loaded.
+        data: the folder with the files; None: the environment variable SPARSEFW_DATA.
+        seconds: how long to measure.
+        changes: of the recipe, such as "data.batch_size=64".
+    """
     training = prepare(load_recipe(recipe, changes), data, Display(recipe, quiet=True))
     batches = endless_batches(training)
     for _ in range(WARM_UP_BATCHES):
@@ -34,7 +41,7 @@ def measure_data_speed(recipe: str, data: Path | None, seconds: float, changes: 
     images = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
-        for _ in range(BATCHES_AT_ONCE):
+        for _ in range(BATCHES_PER_SYNC):
             images += len(next(batches).targets)
         synchronise(training.engine.device)
     return DataSpeed(images / (time.perf_counter() - start), str(training.engine))

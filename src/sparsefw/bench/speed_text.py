@@ -1,4 +1,4 @@
-"""Puts measured speeds into a table for people: as shares of SGD's, or as what a step costs."""
+"""Tables of measured speeds as text: as shares of the speed of SGD, or as costs of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparsefw.bench.training_speed import STEADY
 
 
 def speeds_text(record: dict[str, Any]) -> str:
-    """Show images per second, their spread and the memory, row by row."""
+    """Return a table of images per second, their spread, and memory."""
     rows = record["rows"].values()
     on_gpu = bool(record["rows"]["sgd"]["peak_bytes"])
     width = max(len(row["label"]) for row in rows)
@@ -31,19 +31,19 @@ def speeds_text(record: dict[str, Any]) -> str:
 
 
 def costs_text(record: dict[str, Any]) -> str:
-    """Show the same measurements as what a step costs, in steps of SGD."""
+    """Return a table of the costs of a step, in steps of SGD."""
     rows = record["rows"].values()
     width = max(len(row["label"]) for row in rows)
     lines = [f"{record['recipe']} on {record['engine']}", f"{'':{width}}  cost of a step, SGD's = 1"]
     for row in rows:
-        twice = "   looks twice" if row["looks"] == 2 else ""
-        lines.append(f"{row['label']:{width}}  {1 / row['share']:8.2f}{twice}")
+        two_passes = "   two passes" if row["passes"] == 2 else ""
+        lines.append(f"{row['label']:{width}}  {1 / row['share']:8.2f}{two_passes}")
     return "\n".join([*lines, _drift_text(record)])
 
 
 def _drift_text(record: dict[str, Any]) -> str:
-    """Say whether the machine was the same all the time."""
-    said = f"SGD at the end against SGD at the start: {record['drift']:+.1%}"
+    """Return by how much the machine changed its speed during the measurement."""
+    text = f"SGD at the end against SGD at the start: {record['drift']:+.1%}"
     if abs(record["drift"]) > STEADY:
-        said += "; this machine was busy, or changed its speed: measure again when it is idle"
-    return said
+        text += "; this machine was busy, or changed its speed: measure again when it is idle"
+    return text

@@ -1,4 +1,4 @@
-"""Times the steps of one training, which are those of `sparsefw train`: same data path, same engine."""
+"""Measure the time of the steps of one training, with the data path and the engine of `sparsefw train`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from sparsefw.train.loop import Training, synchronise
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS
 
-WARM_UP_STEPS = EAGER_STEPS + 3  # captured steps: the capture itself and some replays
-USUAL_STRETCHES = 10  # how many fill the time
-LEAST_STRETCHES = 3  # how many there are where steps are slow
+WARM_UP_STEPS = EAGER_STEPS + 3  # the steps before the capture, the capture itself, and some replays
+USUAL_STRETCHES = 10  # that fill the time
+MIN_STRETCHES = 3  # where steps are slow
 
 
 class StepTimes(NamedTuple):
-    """Seconds per step, one number for each stretch; the most memory that was allocated; what was chosen for the machine."""
+    """The measurement of one training.
+
+    seconds       per step, one number for each stretch of steps
+    peak_bytes    the most memory that was allocated on the GPU
+    engine        the one that was chosen for this machine
+    """
 
     seconds: list[float]
     peak_bytes: int
@@ -32,22 +37,23 @@ class StepTimes(NamedTuple):
 
 
 def time_training(config: RunConfig, data: Path | None, seconds: float) -> StepTimes:
-    """Prepare one training, time its steps and forget it: there are never two in memory."""
+    """Prepare one training, measure its steps and free it: there are never two in memory."""
     gc.collect()
-    before = 0
+    bytes_before = 0
     if torch.cuda.is_available():
-        torch._C._cuda_clearCublasWorkspaces()  # kept for every stream that a training before this one had
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for every stream of previous trainings
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        bytes_before = torch.cuda.memory_allocated()
     training = prepare(config, data, Display(config.name, quiet=True))
     times = _time_stretches(training, seconds)
     on_gpu = training.engine.device.type == "cuda"
-    return StepTimes(times, torch.cuda.max_memory_allocated() - before if on_gpu else 0, str(training.engine))
+    peak_bytes = torch.cuda.max_memory_allocated() - bytes_before if on_gpu else 0
+    return StepTimes(times, peak_bytes, str(training.engine))
 
 
 def _time_stretches(training: Training, seconds: float) -> list[float]:
-    """Take the seconds per step over stretches of steps, each so long that USUAL_STRETCHES of them fill the time."""
+    """Return seconds per step over stretches of equal length, about USUAL_STRETCHES of which fill the time."""
     training.model.train()
     with closing(endless_batches(training)) as batches:
 
@@ -62,20 +68,20 @@ def _time_stretches(training: Training, seconds: float) -> list[float]:
 
         if training.engine.cuda_graph:
             seconds_per_step(WARM_UP_STEPS)
-        else:  # the optimizer alone has no need of more passes for its own warm-up, which may take seconds each
+        else:  # warm up the optimizer alone: a pass through the network may take seconds
             seconds_per_step(1)
             for _ in range(EAGER_STEPS):
                 training.optimizer.step()
         count = max(1, int(seconds / USUAL_STRETCHES / seconds_per_step(1)))
-        found: list[float] = []
+        stretches: list[float] = []
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(found) < LEAST_STRETCHES:
-            found.append(seconds_per_step(count))
-        return found
+        while time.perf_counter() < end or len(stretches) < MIN_STRETCHES:
+            stretches.append(seconds_per_step(count))
+        return stretches
 
 
 def endless_batches(training: Training) -> Generator[Batch]:
-    """Yield training batches, epoch after epoch without end."""
+    """Yield training batches without end, epoch after epoch."""
     epoch = 0
     while True:
         yield from training.data.train.training(epoch, 0, training.config.data.batch_size)

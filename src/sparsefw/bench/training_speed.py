@@ -1,4 +1,4 @@
-"""Measures how fast methods train, as shares of SGD's speed in the same run."""
+"""Measure the training speed of methods, relative to that of SGD in the same run."""
 
 from __future__ import annotations
 
@@ -8,39 +8,50 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsefw.bench.rows import ROWS, image_shape, row_config
+from sparsefw.bench.method_rows import ROWS, image_shape, row_config
 from sparsefw.bench.step_times import StepTimes, time_training
 from sparsefw.config_base import ConfigError
 from sparsefw.environment import environment
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import recipe_names
 
-STEADY = 0.1  # how much SGD's speed may change during a measurement before it is said to be worth little
+STEADY = 0.1  # the largest change of the speed of SGD during a measurement that can be trusted
 
 
 def measure_training_speed(
     stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str]
 ) -> dict[str, Any]:
-    """Measure images per second and memory of methods, as shares of SGD's."""
+    """Measure images per second and memory of methods, relative to those of SGD.
+
+    Args:
+        stem: the name of a recipe without its variant, such as "digits-resnet".
+        data: the folder with the data set; None: the environment variable SPARSEFW_DATA, or else random images.
+        seconds: how long to measure each row.
+        changes: of the recipe, such as "data.batch_size=64".
+        rows: keys of ROWS, among them "sgd".
+
+    Returns:
+        A record that can be written as JSON: the rows of the table, and recipe, images, engine, hardware, versions and date.
+    """
     if f"{stem}-sgd" not in recipe_names():
         raise ConfigError(
             f"bench {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
     configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
-    found: dict[str, list[StepTimes]] = {key: [] for key in rows}
-    for key in [*rows, "sgd"]:  # twice: a machine that slows down or speeds up meanwhile is noticed
+    measured: dict[str, list[StepTimes]] = {key: [] for key in rows}
+    for key in [*rows, "sgd"]:  # SGD twice, to notice a machine that changes its speed
         times = time_training(configs[key], data, seconds)
-        found[key].append(times)
+        measured[key].append(times)
         median = 1e3 * statistics.median(times.seconds)
         print(f"{stem}, {ROWS[key].label}: {median:.2f} ms/step", file=sys.stderr, flush=True)
-    table = {key: _table_row(key, configs[key], found[key]) for key in rows}
+    table = {key: _table_row(key, configs[key], measured[key]) for key in rows}
     for row in table.values():
         row["share"] = row["images_per_second"] / table["sgd"]["images_per_second"]
         row["memory_share"] = row["peak_bytes"] / table["sgd"]["peak_bytes"] if row["peak_bytes"] else None
-    first, last = (statistics.median(times.seconds) for times in found["sgd"])
+    first, last = (statistics.median(times.seconds) for times in measured["sgd"])
     return {
         "recipe": stem,
-        **_about_images(configs["sgd"]),
+        **_image_facts(configs["sgd"]),
         "engine": table["sgd"]["engine"],
         "drift": last / first - 1,
         "rows": table,
@@ -48,7 +59,7 @@ def measure_training_speed(
     }
 
 
-def _about_images(config: RunConfig) -> dict[str, Any]:
+def _image_facts(config: RunConfig) -> dict[str, Any]:
     batch = config.data.batch_size
     shape = image_shape(config)
     made_up = config.data.name == "noise"
@@ -61,17 +72,17 @@ def _about_images(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _table_row(key: str, config: RunConfig, found: Sequence[StepTimes]) -> dict[str, Any]:
-    seconds = [second for times in found for second in times.seconds]
+def _table_row(key: str, config: RunConfig, measured: Sequence[StepTimes]) -> dict[str, Any]:
+    seconds = [second for times in measured for second in times.seconds]
     median = statistics.median(seconds)
     return {
         "label": ROWS[key].label,
-        "looks": config.method.looks,
+        "passes": config.method.passes,
         "method": config.method.model_dump(),
-        "engine": found[0].engine,
+        "engine": measured[0].engine,
         "images_per_second": config.data.batch_size / median,
         "milliseconds": 1e3 * median,
         "spread": [min(seconds) / median, max(seconds) / median],
         "stretches": len(seconds),
-        "peak_bytes": max(times.peak_bytes for times in found),
+        "peak_bytes": max(times.peak_bytes for times in measured),
     }

@@ -1,4 +1,4 @@
-"""Makes a smaller network from a run, measures it and writes it."""
+"""Makes a smaller network from a run, evaluates and times it, and saves it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from sparsefw.cli.output import Outcome
-from sparsefw.compression import measure, save
+from sparsefw.compression import Compressed, measure, save
 from sparsefw.compression.artifact.files import check_replaceable
 from sparsefw.compression.artifact.folder import is_artifact
-from sparsefw.compression.recovery.calibration import cut
-from sparsefw.train.evaluate_run import Study
+from sparsefw.compression.recovery.calibration import first_items
+from sparsefw.train.evaluate_run import TrainedRun
 
 
-def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Outcome:
-    """Compress as `how` says, evaluate on the test images (where there are none, on the validation images), time, save."""
-    check_replaceable(out.resolve(), is_artifact)  # before minutes of work
-    small = study.compress(**how)
-    metric = study.task.metric
-    split = "test" if study.data.test is not None else "validation"
+def compress_run(trained: TrainedRun, out: Path, onnx: bool, settings: dict[str, Any]) -> Outcome:
+    """Compress a run, evaluate and time the result, and save it.
+
+    It is evaluated on the test images; if there are none, on the validation images.
+    """
+    check_replaceable(out.resolve(), is_artifact)  # now, not after minutes of work
+    small = trained.compress(**settings)
+    metric = trained.task.metric
+    split = "test" if trained.data.test is not None else "validation"
     measured = {}
-    if study.data.test is not None or study.data.validation is not None:
-        measured = {"dense": study.metrics(study.model, split), "compressed": study.metrics(small.model, split)}
-    save(small, out, onnx=onnx, metrics={name: found[metric] for name, found in measured.items()})
-    times = latencies(study.model, small.model, cut(small.example, 1), onnx)
+    if trained.data.test is not None or trained.data.validation is not None:
+        measured = {"dense": trained.metrics(trained.model, split), "compressed": trained.metrics(small.model, split)}
+    save(small, out, onnx=onnx, metrics={name: metrics[metric] for name, metrics in measured.items()})
+    times = latencies(small, onnx)
     record = {
         "folder": out,
         "metric": metric,
@@ -37,27 +38,29 @@ def compress_run(study: Study, out: Path, onnx: bool, how: dict[str, Any]) -> Ou
         "request": small.plan.request,
     }
     lines = [_metric_text(metric, split, measured), small.summary("validation")]
-    lines += [_latency_text(backend, *both) for backend, both in times.items()]
+    lines += [_latency_text(backend, *milliseconds) for backend, milliseconds in times.items()]
     return Outcome(record, "\n".join([*lines, str(out)]))
 
 
-def latencies(dense: nn.Module, small: nn.Module, example: Any, onnx: bool) -> dict[str, tuple[float, float]]:
-    """Measure the milliseconds of the dense and of the small network, by backend, here and now."""
-    on_gpu = any(p.is_cuda for p in dense.parameters())
-    backends = ("eager", "onnxruntime") if onnx and not on_gpu else ("eager",)
-    return {
-        backend: (
-            measure(dense, example, backend=backend, seconds=0.5).median,
-            measure(small, example, backend=backend, seconds=0.5).median,
+def latencies(small: Compressed, onnx: bool) -> dict[str, tuple[float, float]]:
+    """Return the milliseconds of one item in the dense and in the small network on this machine, by backend."""
+    assert small.source is not None
+    times = {"eager": (small.latency.dense.median, small.latency.compressed.median)}
+    on_gpu = any(p.is_cuda for p in small.source.parameters())
+    if onnx and not on_gpu:
+        item = first_items(small.example, 1)
+        dense, compressed = (
+            measure(model, item, backend="onnxruntime", seconds=0.5).median for model in (small.source, small.model)
         )
-        for backend in backends
-    }
+        times["onnxruntime"] = (dense, compressed)
+    return times
 
 
 def _metric_text(metric: str, split: str, measured: Mapping[str, Mapping[str, float]]) -> str:
     if not measured:
         return "there are neither test nor validation images: not evaluated"
-    return f"{metric} on the {split} images: {' -> '.join(f'{found[metric]:.2f}' for found in measured.values())}"
+    figures = [f"{metrics[metric]:.2f}" for metrics in measured.values()]
+    return f"{metric} on the {split} images: {' -> '.join(figures)}"
 
 
 def _latency_text(backend: str, dense: float, small: float) -> str:

@@ -1,4 +1,4 @@
-"""The command line: the app, and the verbs that it has."""
+"""The command line: the app and its verbs."""
 
 from __future__ import annotations
 

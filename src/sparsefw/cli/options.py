@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and how their words are read."""
+"""Arguments and options that several verbs share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -7,33 +7,70 @@ from typing import Annotated
 
 import typer
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that `sparsefw train` made.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that `sparsefw train` wrote.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder with the data set's files; default: $SPARSEFW_DATA.", show_default=False),
+    typer.Option("--data", help="Folder with the files of the data set. Default: $SPARSEFW_DATA.", show_default=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+RunDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder with the files of the data set. Default: the one of the training.", show_default=False
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as train.epochs=5.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as train.epochs=5. Can be repeated."),
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1.")]
-TrustOption = Annotated[bool, typer.Option("--trust", help="Import the code that a run's own network is made by.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or a GPU such as cuda:1.")]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Import the Python module that defines the run's network; only for code that you trust."
+    ),
+]
 ShowOption = Annotated[bool, typer.Option("--show", help="Print what would be trained, and stop.")]
-WorkersOption = Annotated[int | None, typer.Option(help="Default: one per GPU, or one per core.")]
-ScoreOption = Annotated[str, typer.Option(help="Which filters go first: l1, l2, bn, activation.")]
-AllocationOption = Annotated[str | None, typer.Option(help="uniform, global, energy, worst, sensitivity.")]
-CalibrationOption = Annotated[int | None, typer.Option(help="Training images, without labels, for recovery.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes that train at the same time. Default: one per GPU, or one per core.")
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Database of the sweep: postgresql://USER@HOST/DATABASE for several machines. Default: a file in the folder."
+    ),
+]
+ScoreOption = Annotated[
+    str, typer.Option(help="How filters are ranked, the smallest removed first: l1, l2, bn or activation.")
+]
+AllocationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How the removal is spread over the layers: uniform, global, energy, worst or sensitivity. "
+        "Default: the one of the kind."
+    ),
+]
+CalibrationOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of training images, used without labels, that calibrate the network. Default: the recipe's."
+    ),
+]
 
 
 def parse_numbers(text: str | None, option: str) -> list[float] | None:
-    """Turn "0.5,0.7" into numbers."""
+    """Parse comma-separated numbers, such as "0.5,0.7".
+
+    >>> parse_numbers("0.5,0.7", "--at")
+    [0.5, 0.7]
+    """
     if text is None:
         return None
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} {text!r}: must be numbers with commas between, such as 0.5,0.7,0.9") from None
+        raise ValueError(f"{option} {text!r}: must be numbers separated by commas, such as 0.5,0.7,0.9") from None
 
 
 def parse_number(text: str, option: str) -> float:
@@ -44,7 +81,7 @@ def parse_number(text: str, option: str) -> float:
 
 
 def check_at_least_one(**options: int | None) -> None:
-    """Refuse a count below 1; None is what was not given."""
+    """Refuse a count below 1; None means that the option was not given."""
     for name, value in options.items():
         if value is not None and value < 1:
-            raise ValueError(f"--{name} {value}: at least one")
+            raise ValueError(f"--{name} {value}: must be at least 1")

@@ -1,4 +1,4 @@
-"""What every verb has in common: one line for what is wrong, exit codes, JSON for machines."""
+"""How every verb ends: its outcome as text or JSON, its errors in one line, its exit code."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from typing import Any, NamedTuple, TypeVar
 
 import typer
 
-from sparsefw.atomic_io import strict
+from sparsefw.atomic_io import json_ready
 from sparsefw.errors import Diverged, Interrupted
+from sparsefw.text import print_status
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Exit codes.
 FAILED = 1
-USAGE = 2
+BAD_INPUT = 2
 INTERRUPTED = 130
 
 
 class Outcome(NamedTuple):
-    """What came of a verb: a record for machines, a text for people."""
+    """The outcome of a verb: a record for machines, a text for people; failed: the verb ends with exit code 1."""
 
-    record: dict[str, Any]
+    record: Any
     text: str
+    failed: bool = False
 
 
 def verb(body: F) -> F:
-    """Make a command: bad input ends in one line and exit code 2, a failure in one line and exit code 1, an interrupt in 130.
+    """Turn a function into a command.
 
-    With SPARSEFW_TRACEBACK=1 in the environment the traceback is shown instead.
+    An exception ends in one line and an exit code: 2 for bad input, 1 for a failure, 130 for an interrupt. If the environment
+    variable SPARSEFW_TRACEBACK is set, the traceback is shown instead.
     """
 
     @functools.wraps(body)
     def command(*args: Any, **kwargs: Any) -> Any:
-        # As with `python -m`: networks of the user's own are found in the current folder.
+        # As with `python -m`, modules in the current folder can be imported: a user's own networks and methods.
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:
             return body(*args, **kwargs)
         except (Interrupted, KeyboardInterrupt) as stopped:
-            say(str(stopped) or "interrupted")
+            print_status(str(stopped) or "interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort):
             raise
@@ -49,8 +53,8 @@ def verb(body: F) -> F:
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
             bad_input = isinstance(error, ValueError)
-            say(f"{'error' if bad_input else 'failed'}: {_one_line(error)}")
-            raise typer.Exit(USAGE if bad_input else FAILED) from None
+            print_status(f"{'error' if bad_input else 'failed'}: {_one_line(error)}")
+            raise typer.Exit(BAD_INPUT if bad_input else FAILED) from None
 
     return command  # type: ignore[return-value]
 
@@ -62,21 +66,22 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]} (SPARSEFW_TRACEBACK=1 shows where)"
 
 
-def say(text: str) -> None:
-    """Tell the user something; standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def is_first_process() -> bool:
-    """Tell whether this is the only process, or the first of those that torchrun started."""
+    """Return whether this is the only process, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def print_result(record: Any, as_json: bool, text: str) -> None:
-    """Print what came of a verb, for machines or for people; of several processes, only the first one does."""
-    if not is_first_process():
-        return
+def print_outcome(outcome: Outcome, as_json: bool) -> None:
+    """Print the outcome of a verb, as JSON or as text, in the first process only; exit with code 1 if the verb failed."""
+    if is_first_process():
+        _print(json.dumps(json_ready(outcome.record), indent=1) if as_json else outcome.text)
+    if outcome.failed:
+        raise typer.Exit(FAILED)
+
+
+def _print(text: str) -> None:
     try:
-        print(json.dumps(strict(record), indent=1) if as_json else text, flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough; Python would complain once more at its end
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader, such as `head`, has ended. Without this, Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,31 +1,32 @@
-"""Writes a page about runs, with its figures and tables as files beside it."""
+"""Writes a page about runs, and its figures and tables as files in a folder beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparsefw.cli.output import Outcome, say
+from sparsefw.cli.output import Outcome
 from sparsefw.report import read_runs, runs_table, write_files, write_page
+from sparsefw.text import print_status
 
 
-def write_report(runs: Sequence[Path], page: Path) -> Outcome:
-    """Write the page and its files; say which runs are damaged, and what of the others is missing."""
-    found, damaged = read_runs(runs)
-    if not found:
+def write_report(folders: Sequence[Path], page: Path) -> Outcome:
+    """Write the page and its files; print which runs are damaged, and which parts of other runs are missing."""
+    runs, damaged = read_runs(folders)
+    if not runs:
         raise ValueError(f"no run can be read; {damaged[0].folder}: {damaged[0].reason}")
-    write_page(page, found, damaged)
+    write_page(page, runs, damaged)
     files = page.with_name(f"{page.stem}_files")
-    write_files(files, found)
-    for one in damaged:
-        say(f"{one.folder}: {one.reason}")
-    for run in found:
-        if run.notes:
-            say(f"{run.folder}: {'; '.join(run.notes)}")
+    write_files(files, runs)
+    for damaged_run in damaged:
+        print_status(f"{damaged_run.folder}: {damaged_run.reason}")
+    for run in runs:
+        if run.problems:
+            print_status(f"{run.folder}: {'; '.join(run.problems)}")
     record = {
         "page": page,
         "files": files,
-        "runs": [run.folder for run in found],
-        "damaged": {str(one.folder): one.reason for one in damaged},
+        "runs": [run.folder for run in runs],
+        "damaged": {str(run.folder): run.reason for run in damaged},
     }
-    return Outcome(record, f"{runs_table(found).text()}\n{page}, {files}")
+    return Outcome(record, f"{runs_table(runs).text()}\n{page}, {files}")

@@ -1,10 +1,10 @@
-"""compress: fewer filters, lower rank, fewer weights; physically smaller, recovered without retraining."""
+"""Compression: fewer filters, lower rank, fewer weights; physically smaller networks, recovered without retraining."""
 
 from sparsefw.compression.artifact.elastic import load, save_elastic
 from sparsefw.compression.artifact.export import export_onnx, export_program
 from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.compression.artifact.folder import save
-from sparsefw.compression.compressing import Compressed, compress
+from sparsefw.compression.compressed import Compressed, compress
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.curves import Curve, CurvePoint, curve
 from sparsefw.compression.latency import Latency, measure

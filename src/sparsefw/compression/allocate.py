@@ -1,14 +1,14 @@
-"""Allocation: how much to take from which layer.
+"""Allocation: how much each layer loses.
 
-Every rule maps one number, the level, to how many magnitudes each layer keeps. Level 0 keeps all, and a higher level never
-keeps more anywhere. A ratio, a budget of parameters, MACs, bytes or milliseconds, or an accuracy to hold are then all the
+Every rule maps one number, the level, to the number of magnitudes that each layer keeps. Level 0 keeps all, and a higher level
+never keeps more anywhere. A ratio, a budget of parameters, MACs, bytes or milliseconds, and an accuracy to hold are then the
 same problem: find the level (target.py).
 
     uniform       the same fraction from every layer (the paper's)
     global        one threshold for all magnitudes, each divided by its layer's mean
     energy        every layer loses the same share of its sum of squares
     worst         the largest magnitude lost, relative to the layer's largest, is the same in every layer (as ALDS)
-    sensitivity   every layer may change the output equally much, as measured on calibration inputs
+    sensitivity   every layer may change the output by the same amount, measured on calibration inputs (sensitivity.py)
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ import torch
 from torch import Tensor
 
 from sparsefw.compression.structure.masks import share_of
+from sparsefw.geometry.select import smallest_k
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One layer, or one set of channels: its magnitudes, and in how many equal blocks as many must be kept in each.
+    """One layer or one set of channels.
 
-    width: how many channels each magnitude stands for, such as those of a head; roundings are of channels.
+    magnitudes   one number for each thing that can be removed
+    blocks       the magnitudes form this many equal blocks, in each of which the same number is kept
+    width        how many channels each magnitude stands for, such as those of a head; counts of channels are rounded
     """
 
     name: str
@@ -40,12 +43,12 @@ class Unit:
     def count(self) -> int:
         return len(self.magnitudes)
 
-    @property
-    def descending(self) -> Tensor:
-        return self.magnitudes.sort(descending=True).values
-
     def rounded(self, kept: int, round_to: int) -> int:
-        """The nearest number that can be kept: a multiple of round_to in each block, at least one, at most all."""
+        """Return the nearest number that can be kept: a multiple of round_to in each block, at least one, at most all.
+
+        >>> Unit("conv", torch.ones(10)).rounded(6, round_to=4)
+        8
+        """
         per_block = self.count // self.blocks
         wanted = kept / self.blocks
         step = max(1, round_to // math.gcd(round_to, self.blocks * self.width))
@@ -55,7 +58,7 @@ class Unit:
 class Allocation(ABC):
     @abstractmethod
     def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        """How many magnitudes each unit keeps at this level, before rounding; never more at a higher level."""
+        """Return how many magnitudes each unit keeps at this level, before rounding; never more at a higher level."""
 
 
 class Uniform(Allocation):
@@ -66,10 +69,10 @@ class Uniform(Allocation):
 class Global(Allocation):
     def kept(self, units: Sequence[Unit], level: float) -> list[int]:
         relative = [unit.magnitudes.double() / unit.magnitudes.double().mean().clamp(min=1e-300) for unit in units]
-        smallest_first = torch.cat(relative).argsort(stable=True)  # of equal ones as many go as asked, not all
-        stays = torch.ones(len(smallest_first), dtype=torch.bool)
-        stays[smallest_first[: share_of(level, len(smallest_first))]] = False
-        return [int(own.sum()) for own in stays.split([unit.count for unit in units])]
+        magnitudes = torch.cat(relative)
+        stays = torch.ones(len(magnitudes), dtype=torch.bool)
+        stays[smallest_k(magnitudes, share_of(level, len(magnitudes)))] = False
+        return [int(mask.sum()) for mask in stays.split([unit.count for unit in units])]
 
 
 class Energy(Allocation):
@@ -89,22 +92,21 @@ class Worst(Allocation):
 
 @dataclass(frozen=True)
 class Sensitivity(Allocation):
-    """damage[name] are (ratio, change of the output) pairs, measured with only that unit compressed."""
+    """damage[name]: pairs of a ratio and the change of the output with only that unit compressed."""
 
     damage: dict[str, list[tuple[float, float]]]
 
     def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        finite = [change for pairs in self.damage.values() for _, change in pairs if math.isfinite(change)]
-        most = max(finite, default=0.0)  # what turns the output into NaN is never allowed
-        allowed = level * most
-        return [
-            unit.count - math.floor(_ratio_at(self.damage[unit.name], allowed) * unit.count + 1e-9) for unit in units
-        ]
+        changes = [change for pairs in self.damage.values() for _, change in pairs]
+        largest = max((change for change in changes if math.isfinite(change)), default=0.0)  # never NaN or inf outputs
+        ratios = [_ratio_at(self.damage[unit.name], level * largest) for unit in units]
+        return [unit.count - math.floor(ratio * unit.count + 1e-9) for unit, ratio in zip(units, ratios, strict=True)]
 
 
 def _ratio_at(pairs: list[tuple[float, float]], allowed: float) -> float:
-    """The largest ratio whose damage is allowed, linear between the measured ones; damage is taken as non-decreasing."""
-    ratio, worst = 0.0, 0.0
+    """Return the largest ratio whose damage is allowed, linear between the measured ones; damage never decreases."""
+    ratio = 0.0
+    worst = 0.0
     for next_ratio, damage in sorted(pairs):
         damage = max(damage, worst)
         if damage > allowed:
@@ -123,7 +125,11 @@ SENSITIVITY = "sensitivity"
 
 
 def smallest_level(enough: Callable[[float], bool], steps: int = 30) -> float | None:
-    """The smallest level in [0, 1] that is enough, by bisection; None where even 1 is not."""
+    """Return the smallest level in [0, 1] that is enough, by bisection; None if not even 1 is.
+
+    >>> round(smallest_level(lambda level: level >= 0.25), 6)
+    0.25
+    """
     if enough(0.0):
         return 0.0
     if not enough(1.0):

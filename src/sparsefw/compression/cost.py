@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-accumulates, bytes on disk."""
+"""Costs of a model: parameters, multiply-accumulates, bytes on disk."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CPU_ATTENTION = {
 
 @dataclass(frozen=True)
 class Costs:
-    """What a model costs.
+    """Costs of a model.
 
     parameters  all entries of all parameters, zeros included
     macs        multiply-accumulates (not FLOPs, which are twice as many) of a forward pass, per item of the batch
-    bytes       of the weights as `save` writes them: tensors with many zeros are packed, whoever made them 0
+    bytes       of the weights as `save` writes them: tensors with many zeros are packed
     """
 
     parameters: int
@@ -34,6 +34,11 @@ class Costs:
 
 
 def costs(model: nn.Module, example: Any) -> Costs:
+    """Return the costs of a model; the example is an input with a batch axis.
+
+    >>> costs(nn.Linear(4, 2), torch.zeros(1, 4))
+    Costs(parameters=10, macs=8, bytes=40)
+    """
     return Costs(parameters(model), macs(model, example), packed_bytes(model))
 
 
@@ -42,12 +47,12 @@ def parameters(model: nn.Module) -> int:
 
 
 def macs(model: nn.Module, example: Any) -> int:
-    """Of convolutions, linear layers, matrix products and attention, counted on the operations that really run."""
+    """Count the multiply-accumulates of convolutions, linear layers, matrix products and attention as they run."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would not be counted
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
-        for p in trainable:  # torch's counter looks for the gradients of modules that are given a view of a parameter
+        for p in trainable:  # torch's counter follows the gradients of modules that are given a view of a parameter
             p.requires_grad_(False)
         with evaluating(model), FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
             call(model, example)

@@ -1,29 +1,43 @@
-"""Accuracy against size from one trained model: every ratio, plain and refit, without retraining."""
+"""curve: a metric against size, from one trained model: every ratio, plain and refit, without retraining."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from sparsefw.compression.amounts import ratios_of
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
+from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
-from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.calibration import NotFiniteError
-from sparsefw.compression.settings import Metric, ratios_of, settings_of
+from sparsefw.compression.settings import (
+    MASKED,
+    REMOVED,
+    Settings,
+    SettingsKeywords,
+    settings_from,
+    takes_settings,
+)
 from sparsefw.compression.structure.layers import as_matrices, is_layer, weight_of
 from sparsefw.kinds import Kind, kind_of
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One size. plain: BatchNorm statistics recomputed only; refit: fitted in closed form; distance: ||W - C(W)|| / ||W||."""
+    """One size.
+
+    ratio      the fraction removed
+    plain      the metric with recomputed BatchNorm statistics only
+    refit      the metric with weights fitted in closed form; None if that was not asked for
+    distance   ||W - C(W)|| / ||W||
+    """
 
     ratio: float
     plain: float
@@ -35,7 +49,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of the dense model (statistics recomputed) and at every ratio removed. Masked curves have no sizes."""
+    """The metric of the dense model, with recomputed statistics, and at every ratio. Masked curves have no sizes."""
 
     kind: str
     form: str
@@ -45,16 +59,17 @@ class Curve:
     points: tuple[CurvePoint, ...]
 
     def __str__(self) -> str:
-        sized, timed = self.form == "removed", self.dense_milliseconds is not None
+        sized = self.form == REMOVED
+        timed = self.dense_milliseconds is not None
         header = f"{self.kind + ' removed':>16}  {'plain':>7}  {'refit':>7}  {'distance':>8}"
         header += "  parameters        MACs       bytes" * sized + "        ms" * timed
-        whole = _sizes(self.dense_costs, self.dense_milliseconds, sized)
-        lines = [header, f"{'dense':>16}  {self.dense:7.2f}" + " " * 19 + whole]
-        for p in self.points:
-            refit = f"{p.refit:7.2f}" if p.refit is not None else "      -"
-            sizes = _sizes(p.costs, p.milliseconds, sized)
-            share = f"{100 * p.ratio:.3g}%"
-            lines.append(f"{share:>16}  {p.plain:7.2f}  {refit}  {p.distance:8.3f}{sizes}")
+        dense_sizes = _sizes(self.dense_costs, self.dense_milliseconds, sized)
+        lines = [header, f"{'dense':>16}  {self.dense:7.2f}" + " " * 19 + dense_sizes]
+        for point in self.points:
+            refit = f"{point.refit:7.2f}" if point.refit is not None else "      -"
+            sizes = _sizes(point.costs, point.milliseconds, sized)
+            share = f"{100 * point.ratio:.3g}%"
+            lines.append(f"{share:>16}  {point.plain:7.2f}  {refit}  {point.distance:8.3f}{sizes}")
         return "\n".join(line.rstrip() for line in lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,6 +81,10 @@ def _sizes(size: Costs | None, milliseconds: float | None, sized: bool) -> str:
     return text + (f"  {milliseconds:8.3f}" if milliseconds is not None else "")
 
 
+DEFAULTS = Settings(form=MASKED)
+
+
+@takes_settings(DEFAULTS)
 def curve(
     model: nn.Module,
     kind: Kind | str,
@@ -73,73 +92,82 @@ def curve(
     *,
     calibration: Iterable[Any],
     evaluate: Callable[[nn.Module], float],
-    form: str = "masked",
-    example: Any = None,
-    refit: bool = True,
-    score: str = "l1",
-    allocation: str | None = None,
-    include: str | Sequence[str] = "*",
-    exclude: str | Sequence[str] = (),
-    round_to: int = 1,
     latency: bool = False,
-    progress: Progress | bool | None = None,
+    **keywords: Unpack[SettingsKeywords],
 ) -> Curve:
-    """Compress one model to every ratio in `at` by a kind such as "filters", and evaluate each. Arguments as in compress.
+    """Compress one model to several sizes, and evaluate each.
 
-    form="masked" is the paper's protocol and tells accuracies only; "removed" also tells sizes, and with latency=True measured
-    milliseconds of the example's batch. The dense network's forward passes for refit are shared between all points.
+    Args:
+        model: The trained network, which is not changed.
+        kind: What to remove, such as "filters".
+        at: The fractions to remove.
+        calibration: Batches, as in compress. The dense network's forward passes for refit are shared between all sizes.
+        evaluate: A function from a model to a number; larger is better.
+        latency: With form="removed", also measure the milliseconds of the example's batch.
+        keywords: Settings, as in compress. form="masked" (the default) is the paper's protocol and gives metrics only;
+            "removed" also gives sizes.
+
+    Returns:
+        The metric of the dense model and at every fraction, plain and refit. str() of it is a table.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> sizes = curve(
+    ...     model, "neurons", at=[0.5, 0.75], form="removed", calibration=[torch.randn(64, 4)], evaluate=lambda net: 1.0
+    ... )
+    >>> [point.costs.parameters for point in sizes.points]
+    [30, 16]
     """
     kind = kind_of(kind)
     ratios = ratios_of(at, kind)
     metric = Metric(evaluate)
-    if latency and form != "removed":
+    settings = settings_from(curve, DEFAULTS, calibration, keywords)
+    sized = settings.form == REMOVED
+    if latency and not sized:
         raise ValueError("latency=True needs form='removed': a masked model is as slow as the dense one")
-    settings = settings_of(form, score, allocation, include, exclude, round_to, refit)
-    work = Pipeline(model, example, calibration, settings, progress)
-    dense, stage = metric.of_dense(copy.deepcopy(work.dense)), work.stage(kind, work.dense)
-    counts = [work.counts(stage, ratio) for ratio in ratios]
-
-    def timed(net: nn.Module) -> float | None:
-        return measure(net, work.example).median if latency and form == "removed" else None
-
-    plain = []
-    for kept in counts:  # one at a time: a plain point is evaluated and let go
+    pipeline = Pipeline(model, settings)
+    dense = pipeline.dense
+    example = pipeline.example
+    dense_metric = metric.of_dense(copy.deepcopy(dense))
+    stage = pipeline.stage(kind, dense)
+    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    points = []
+    for ratio, kept in zip(ratios, counts, strict=True):  # one at a time: a plain model is evaluated and dropped
         cut = stage.cut(kept)
-        lost = distance(work.dense, cut.model)
+        lost = distance(dense, cut.model)
         try:
-            work.recover(work.dense, [cut], refit=False)
+            pipeline.recover(dense, [cut], refit=False)
             value = metric(cut.model)
         except NotFiniteError:
-            value = math.nan  # so much is gone that nothing can be computed any more
-        size = costs(cut.model, work.example) if form == "removed" else None
-        plain.append((value, lost, size, timed(cut.model)))
-    fitted: list[float | None] = [None] * len(ratios)
-    if refit:
+            value = math.nan  # with so little left nothing can be computed
+        size = costs(cut.model, example) if sized else None
+        milliseconds = measure(cut.model, example).median if latency else None
+        points.append(CurvePoint(ratio, value, None, lost, size, milliseconds))
+    if settings.refit:
         cuts = [stage.cut(kept) for kept in counts]
-        work.recover(work.dense, cuts, refit=True)
-        fitted = [metric(cut.model) for cut in cuts]
-    points = tuple(
-        CurvePoint(ratio, value, better, lost, size, ms)
-        for ratio, (value, lost, size, ms), better in zip(ratios, plain, fitted, strict=True)
-    )
-    return Curve(kind.name, form, dense, costs(work.dense, work.example), timed(work.dense), points)
+        pipeline.recover(dense, cuts, refit=True)
+        points = [replace(point, refit=metric(cut.model)) for point, cut in zip(points, cuts, strict=True)]
+    dense_milliseconds = measure(dense, example).median if latency else None
+    return Curve(kind.name, settings.form, dense_metric, costs(dense, example), dense_milliseconds, tuple(points))
 
 
 def distance(dense: nn.Module, small: nn.Module) -> float:
-    """||W - C(W)|| / ||W|| over all convolutions and linear layers, what is removed counted as zero."""
-    lost, total = 0.0, 0.0
+    """Return ||W - C(W)|| / ||W|| over all convolutions and linear layers; removed weights count as zero."""
+    lost = 0.0
+    total = 0.0
     for name, layer in dense.named_modules():
         if not is_layer(layer) or not isinstance(layer.weight, nn.Parameter):
             continue
         before = as_matrices(layer).detach().double()
-        own = float(before.square().sum())
-        total += own
         now = _weight(small.get_submodule(name))
-        lost += float((before - now).square().sum()) if now.shape == before.shape else own - float(now.square().sum())
+        energy = float(before.square().sum())
+        total += energy
+        same_shape = now.shape == before.shape
+        lost += float((before - now).square().sum()) if same_shape else energy - float(now.square().sum())
     return math.sqrt(max(lost, 0.0) / total) if total else 0.0
 
 
 def _weight(layer: nn.Module) -> Tensor:
+    """Return the weight as matrices in float64; of two layers for one, their product."""
     with torch.no_grad():
         if isinstance(layer, nn.Sequential):
             return as_matrices(layer[1]).double() @ as_matrices(layer[0]).double()

@@ -1,4 +1,4 @@
-"""Latency: measured, never computed from MACs. Warm-up, then the median of many runs, with its spread."""
+"""Latency: measured, never computed from MACs. After a warm-up, the median of many runs with its spread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsefw.atomic_io import cache_folder, write_text
+from sparsefw.atomic_io import write_text
 from sparsefw.compression.recovery.calibration import batch_size
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -29,13 +29,14 @@ from sparsefw.compression.structure.layers import (
     is_layer,
 )
 from sparsefw.environment import device_name
+from sparsefw.user_cache import cache_folder
 
 BACKENDS = ("eager", "onnxruntime")
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds per call: median and interquartile range over `runs`, with what it was measured on."""
+    """Milliseconds per call: median and interquartile range (spread) over `runs`, with batch, threads, device and backend."""
 
     median: float
     spread: float
@@ -46,21 +47,29 @@ class Latency:
     backend: str
 
     def __str__(self) -> str:
-        where = f"batch {self.batch}, {self.backend}, {self.device}, {self.threads} threads"
-        return f"{self.median:.3f} ms (+- {self.spread / 2:.3f}), {where}"
+        conditions = f"batch {self.batch}, {self.backend}, {self.device}, {self.threads} threads"
+        return f"{self.median:.3f} ms (+- {self.spread / 2:.3f}), {conditions}"
 
 
 def measure(
     model: nn.Module, example: Any, *, batch: int | None = None, seconds: float = 1.0, backend: str = "eager"
 ) -> Latency:
-    """The latency of one forward pass: `backend` is "eager" or "onnxruntime"; `batch` repeats the example's first item."""
+    """Measure the latency of one forward pass on this machine.
+
+    Args:
+        model: The network.
+        example: An input with a batch axis.
+        batch: Repeat the example's first item this many times; None: use the example as it is.
+        seconds: How long to measure, after a warm-up of a fifth of it.
+        backend: "eager" or "onnxruntime".
+    """
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"measure needs a torch.nn.Module, got {type(model).__name__}; of what compress returns, its .model"
+            f"measure needs a torch.nn.Module, got {type(model).__name__}; for the result of compress, pass its .model"
         )
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: there are {', '.join(BACKENDS)}")
-    inputs = cloned(example)  # a model may change it in place
+    inputs = cloned(example)  # a model may change its inputs in place
     inputs = inputs if batch is None else repeated(inputs, batch)
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor)]
     device = tensors[0].device
@@ -92,7 +101,7 @@ def measure(
 def repeat(
     once: Callable[[], Any], seconds: float, device: torch.device, least: int = 10, most: int = 2000
 ) -> list[float]:
-    """Milliseconds of single calls, after a warm-up of a fifth of the time."""
+    """Return the milliseconds of single calls, after a warm-up of a fifth of the time."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -114,7 +123,7 @@ def repeat(
 
 
 def repeated(example: Any, batch: int) -> Any:
-    """A batch of copies of the example's first item; what is not along the batch, such as a common mask, stays."""
+    """Return a batch of copies of the example's first item; tensors without a batch axis, such as a common mask, stay."""
     size = batch_size(example)
     return tree_map(
         lambda t: torch.cat([t[:1]] * batch) if isinstance(t, Tensor) and t.ndim and len(t) == size else t, example
@@ -122,7 +131,7 @@ def repeated(example: Any, batch: int) -> Any:
 
 
 class Table:
-    """Latencies of single layers on this device, kept on disk: a layer of a shape is measured once per machine."""
+    """Latencies of single layers on this device, cached on disk: a layer is measured once per shape and machine."""
 
     def __init__(self, device: torch.device) -> None:
         identity = hashlib.sha256(f"{device_name(device)} torch {torch.__version__}".encode()).hexdigest()[:16]
@@ -133,10 +142,11 @@ class Table:
         try:
             times = json.loads(self.path.read_text())
             return {str(k): float(v) for k, v in times.items() if 0 < float(v) < math.inf}
-        except (OSError, ValueError, AttributeError, TypeError):  # not there, or damaged: measured again
+        except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged: measured again
             return {}
 
     def of(self, layer: nn.Module, x: Tensor) -> float:
+        """Return the milliseconds of a layer on an input."""
         key = f"{_describe(layer)} on {tuple(x.shape)} {tuple(x.stride())} {x.dtype}"
         if key not in self._times:
             with evaluating(layer):
@@ -145,7 +155,7 @@ class Table:
         return self._times[key]
 
     def _write(self) -> None:
-        """Written aside and swapped in, so that no reader sees half a file; where none can be written, there is no cache."""
+        """Write the cache, atomically; without a writable folder there is none."""
         with contextlib.suppress(OSError):
             write_text(self.path, json.dumps(self._times))
 
@@ -170,20 +180,20 @@ def _describe(layer: Any) -> str:
 
 
 def estimate(model: nn.Module, example: Any, table: Table) -> float:
-    """The sum of the latencies of all convolutions and linear layers at the shapes that they really see."""
+    """Return the sum of the latencies of all convolutions and linear layers, each on its actual input."""
     total = 0.0
 
     def make(name: str, module: nn.Module) -> tuple[Any, ...]:
-        def look(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        def add(layer: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal total
             if not busy:
                 busy.append(True)
                 total += table.of(layer, first_input(args, kwargs).detach())
                 busy.clear()
 
-        return (module.register_forward_pre_hook(look, with_kwargs=True),) if is_layer(module) else ()
+        return (module.register_forward_pre_hook(add, with_kwargs=True),) if is_layer(module) else ()
 
-    busy: list[bool] = []  # the layer calls itself while it is measured
+    busy: list[bool] = []  # measuring a layer calls it, and this hook, again
     with evaluating(model), hooks(model, make):
         call(model, example)
     return total

@@ -1,4 +1,4 @@
-"""Progress: what the user sees while layers are fitted."""
+"""Progress: a bar, or a function of the user's, while layers are fitted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from sparsefw.compression.recovery.calibration import rank_of
 
-Progress = Callable[[int, int, str], None]  # layers done, layers in all, the layer that is being fitted
+Progress = Callable[[int, int, str], None]  # layers done, all layers, the name of the layer that is being fitted
+
+
+def check_progress(progress: Any) -> None:
+    if progress is not None and not callable(progress) and not isinstance(progress, bool):
+        raise ValueError(f"progress must be True, False or a function of (done, total, layer name), got {progress!r}")
 
 
 def shown(progress: Progress | bool | None) -> Progress | None:
-    """None: a bar where standard error is a terminal; True: a bar; False: nothing; or a function that is called instead."""
-    if progress is not None and not callable(progress) and not isinstance(progress, bool):
-        raise ValueError(f"progress must be True, False or a function of (done, total, layer name), got {progress!r}")
+    """Return the function to call: a bar for True, and for None if standard error is a terminal; nothing for False."""
+    check_progress(progress)
     if callable(progress):
         return progress
     wanted = sys.stderr.isatty() if progress is None else progress
@@ -24,10 +28,12 @@ def shown(progress: Progress | bool | None) -> Progress | None:
 
 
 class Bar:
-    """One line that is written over and cleared in the end. What is done within a second shows none."""
+    """One line that is overwritten, and cleared at the end. Work that takes less than a second shows none."""
 
     def __init__(self, stream: TextIO, width: int = 20, after: float = 1.0) -> None:
-        self.stream, self.width, self.after = stream, width, after
+        self.stream = stream
+        self.width = width
+        self.after = after
         self.start = time.monotonic()
         self.written = 0
 

@@ -1,4 +1,4 @@
-"""How fast the magnitudes of every layer fall off: the norms of its filters, and its singular values, largest first."""
+"""Spectra: the filter norms and the singular values of every layer, largest first."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparsefw.compression.structure.layers import as_matrices, is_layer
 from sparsefw.geometry.subspace import gram_values
 from sparsefw.kinds import FILTERS, RANK
 
-POINTS = 48  # of every spectrum at most: what a figure can show
+POINTS = 48  # of every spectrum at most, which is as many as a figure can show
 
 
 def spectra(model: nn.Module) -> dict[str, Any]:
-    """Of every convolution and linear layer, as {"layers": {name: {"filters", "singular values"}}, "left_out": {name: why}}.
+    """Return the spectra of all layers as {"layers": {name: {"filters", "singular values"}}, "left_out": {name: reason}}.
 
-    A spectrum is {"count", "index", "value"}: how many there are, and some of them, the first and the last always among these.
-    A grouped convolution is as many matrices as it has groups, whose singular values are sorted together.
+    A spectrum is {"count", "index", "value"}: the number of magnitudes, and some of them, always with the first and the last.
+    A grouped convolution has one matrix per group; their singular values are sorted together.
     """
     layers: dict[str, Any] = {}
     left_out: dict[str, str] = {}

@@ -1,26 +1,47 @@
-"""Targets: how small the model must become, and the level of compression that gets it there."""
+"""Targets: how small the model must become, and the search for the level of compression that reaches it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-METRICS = ("params", "macs", "bytes", "latency", "drop")
+from torch import nn
+
+from sparsefw.compression.amounts import Amounts
+from sparsefw.compression.cost import costs
+from sparsefw.compression.latency import Table, estimate
+from sparsefw.compression.metric import Metric
+from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.recovery.calibration import NotFiniteError, batch_size, device_of, mean_over_ranks
+from sparsefw.kinds import Kind
+
+COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}  # the word in a target -> the field of Costs
+LATENCY, DROP = "latency", "drop"
+METRICS = (*COSTS, LATENCY, DROP)
+MOST = 1 - 2**-20  # of filters, singular values or weights removed
 
 
 class UnreachableError(ValueError):
-    """No level of compression meets the target; the message says what the best reachable value is."""
+    """No level of compression meets the target; the message gives the best value that can be reached."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """params, macs, bytes, latency: at most this fraction of the dense model's; drop: the metric falls at most this much."""
+    """params, macs, bytes, latency: at most this fraction of the dense model's; drop: the metric falls by at most this."""
 
     metric: str
     value: float
 
     @classmethod
     def parse(cls, text: str) -> Target:
+        """Return the target in a text; ValueError, in one line, if it is not one.
+
+        >>> Target.parse("macs=0.3")
+        Target(metric='macs', value=0.3)
+        """
         metric, equals, value = str(text).partition("=")
         metric = metric.strip()
         if metric not in METRICS or not equals:
@@ -29,22 +50,101 @@ class Target:
             number = float(value)
         except ValueError:
             raise ValueError(f"target {text!r}: {value!r} is not a number") from None
-        if metric == "drop" and not number >= 0:
+        if metric == DROP and not number >= 0:
             raise ValueError(f"target {text!r}: the drop must be at least 0")
-        if metric != "drop" and not 0 < number <= 1:
+        if metric != DROP and not 0 < number <= 1:
             raise ValueError(f"target {text!r}: a fraction of the dense model's {metric} must be in (0, 1]")
         return cls(metric, number)
 
+    def __str__(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+
+@dataclass(frozen=True)
+class Level:
+    """The fraction to remove that meets a target, with measurements of the dense and of the chosen model."""
+
+    value: float
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+def find_level(
+    pipeline: Pipeline,
+    target: Target,
+    amounts: Amounts,
+    driven: Sequence[Kind],
+    evaluate: Callable[[nn.Module], float] | None,
+) -> Level:
+    """Find the level that meets the target.
+
+    Args:
+        pipeline: Compresses to any level.
+        target: What must be reached.
+        amounts: Fractions of other kinds to remove, fixed beforehand.
+        driven: The kinds of which the level is removed.
+        evaluate: The metric, for a target of a drop.
+    """
+
+    def compressed(level: float, recovering: bool) -> nn.Module:
+        return pipeline.compress({**amounts, **dict.fromkeys(driven, level)}, recovering)[0]
+
+    if target.metric == DROP:
+        assert evaluate is not None
+        return _level_for_drop(pipeline, target, Metric(evaluate), lambda level: compressed(level, True))
+    if target.metric == LATENCY:
+        return _level_for_latency(pipeline, target, lambda level: compressed(level, False))
+    cost = COSTS[target.metric]
+    dense_cost = getattr(costs(pipeline.dense, pipeline.example), cost)
+
+    def share(level: float, recovering: bool = False) -> float:
+        return float(getattr(costs(compressed(level, recovering), pipeline.example), cost) / dense_cost)
+
+    level = least_compression(share, target)
+    # Recovery after an earlier kind may change what a later one, allocated by its weights, takes from which layer.
+    kinds = {*amounts, *driven}
+    counts_zeros = cost == "bytes" and not all(kind.shrinks for kind in kinds)
+    by_weights = pipeline.settings.allocation not in (None, "uniform") or counts_zeros
+    if len(kinds) > 1 and by_weights and share(level, recovering=True) > target.value:
+        level = least_compression(lambda level: share(level, recovering=True), target)
+    return Level(level)
+
+
+def _level_for_drop(
+    pipeline: Pipeline, target: Target, metric: Metric, compressed: Callable[[float], nn.Module]
+) -> Level:
+    measured = {0.0: mean_over_ranks(metric.of_dense(copy.deepcopy(pipeline.dense)))}
+
+    def drop(level: float) -> float:
+        try:
+            measured[level] = mean_over_ranks(metric(compressed(level)))
+        except NotFiniteError:  # with so little left nothing can be computed
+            return math.inf
+        return measured[0.0] - measured[level]
+
+    level = most_compression(drop, target)
+    return Level(level, {"metric": [measured[0.0], measured[level]]})
+
+
+def _level_for_latency(pipeline: Pipeline, target: Target, compressed: Callable[[float], nn.Module]) -> Level:
+    table = Table(device_of(pipeline.dense))
+    dense = mean_over_ranks(estimate(pipeline.dense, pipeline.example, table))
+
+    def milliseconds(level: float) -> float:
+        return mean_over_ranks(estimate(compressed(level), pipeline.example, table))
+
+    level = least_compression(lambda level: milliseconds(level) / dense, target)
+    measured = {"milliseconds": [dense, milliseconds(level)], "batch": batch_size(pipeline.example)}
+    return Level(level, measured)
+
 
 def least_compression(share: Callable[[float], float], target: Target, steps: int = 20) -> float:
-    """The smallest level at which `share` (of the dense cost, non-increasing in the level) is at most the target's value."""
+    """Return the smallest level at which `share` of the dense cost, which never rises with the level, meets the target."""
     if share(0.0) <= target.value:
         return 0.0
     best = share(MOST)
     if best > target.value:
         raise UnreachableError(
-            f"target {target.metric}={target.value:g} cannot be reached: "
-            f"the smallest that these settings give is {best:.4g} of dense"
+            f"target {target} cannot be reached: the smallest that these settings give is {best:.4g} of dense"
         )
     low, high = 0.0, MOST
     for _ in range(steps):
@@ -54,7 +154,7 @@ def least_compression(share: Callable[[float], float], target: Target, steps: in
 
 
 def most_compression(drop: Callable[[float], float], target: Target, steps: int = 7) -> float:
-    """The largest level found at which the metric's drop is at most the target's value."""
+    """Return the largest level, of those tried by bisection, at which the drop of the metric meets the target."""
     if drop(MOST) <= target.value:
         return MOST
     low, high = 0.0, MOST
@@ -62,6 +162,3 @@ def most_compression(drop: Callable[[float], float], target: Target, steps: int 
         middle = (low + high) / 2
         low, high = (middle, high) if drop(middle) <= target.value else (low, middle)
     return low
-
-
-MOST = 1 - 2**-20  # of filters, singular values or weights removed

@@ -1,24 +1,24 @@
-"""Data sets: digits that come with the package, and readers for the formats in which others are found on disk."""
+"""Data sets: digits, which come with the package, and readers for the formats in which others are distributed."""
 
-from sparsefw.data.decoded import Decoded, decoded
+from sparsefw.data.data_folder import find_data_folder
+from sparsefw.data.decoding import DecodedImages, decode_images
 from sparsefw.data.digits import Digits, load_digits
 from sparsefw.data.errors import DataError
-from sparsefw.data.locate import folder_of
+from sparsefw.data.image_source import ArraySource, Item, Source
 from sparsefw.data.registry import DATASETS, DatasetInfo, dataset, open_part
-from sparsefw.data.source import ArraySource, Item, Source
 
 __all__ = [
     "DATASETS",
     "ArraySource",
     "DataError",
     "DatasetInfo",
-    "Decoded",
+    "DecodedImages",
     "Digits",
     "Item",
     "Source",
     "dataset",
-    "decoded",
-    "folder_of",
+    "decode_images",
+    "find_data_folder",
     "load_digits",
     "open_part",
 ]

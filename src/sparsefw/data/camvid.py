@@ -1,4 +1,4 @@
-"""CamVid: frames of a drive through Cambridge, 360 x 480 pixels in the version that is common for segmentation.
+"""CamVid: frames of a drive through Cambridge, in the version of 360 x 480 pixels that is common for segmentation.
 
 Brostow, Fauqueur, Cipolla: Semantic object classes in video, Pattern Recognition Letters 30 (2009). Classes and parts as in
 Badrinarayanan, Kendall, Cipolla: SegNet, arXiv:1511.00561.
@@ -16,14 +16,14 @@ CLASSES = (
     *("sign", "fence", "car", "pedestrian", "bicyclist"),
 )
 _VOID = 11
-MEANING = np.full(256, -1, dtype=np.int16)
-MEANING[: len(CLASSES)] = range(len(CLASSES))
-MEANING[_VOID] = IGNORE
+CLASS_OF_ID = np.full(256, -1, dtype=np.int16)
+CLASS_OF_ID[: len(CLASSES)] = range(len(CLASSES))
+CLASS_OF_ID[_VOID] = IGNORE
 
 FORMAT = parquet_format(
     len(CLASSES),
     {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)},
     class_names=CLASSES,
     targets=("annotation",),
-    meaning=MEANING,
+    class_of_id=CLASS_OF_ID,
 )

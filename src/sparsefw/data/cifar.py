@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author distributes them: pickles or plain bytes, extracted or still packed.
+"""CIFAR-10 and CIFAR-100 as their author distributes them: pickles or plain bytes, extracted or packed.
 
 Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 """
@@ -16,31 +16,40 @@ from pathlib import Path
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.image_source import ArraySource, Format
 from sparsefw.data.images import read_bytes
 from sparsefw.data.parquet import parquet_format
-from sparsefw.data.pickles import read_pickle
-from sparsefw.data.source import ArraySource, Format
+from sparsefw.data.restricted_pickle import read_pickle
 
 _PIXELS = 3 * 32 * 32  # red, green, blue, each 32 rows of 32
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
-Batch = tuple[np.ndarray, np.ndarray]  # images n x 3072, labels n
+ImagesAndLabels = tuple[np.ndarray, np.ndarray]  # n x 3072 bytes, n classes
 
 
 @dataclass(frozen=True)
 class _Archive:
-    """An archive: its folder, the file it comes in, the files of each part, and the one with the names of the classes."""
+    """One of the archives.
+
+    classes         number of classes
+    folder          name of the extracted folder
+    packed          name of the packed file
+    parts           part -> its files
+    names_file      the file with the names of the classes
+    read            reads a file of a part
+    read_names      reads names_file
+    """
 
     classes: int
     folder: str
     packed: str
     parts: dict[str, tuple[str, ...]]
-    names: str
-    read: Callable[[bytes, str], Batch]
+    names_file: str
+    read: Callable[[bytes, str], ImagesAndLabels]
     read_names: Callable[[bytes, str], tuple[str, ...]]
 
-    def place(self, folder: Path) -> Path | None:
-        """The extracted folder, the folder itself if it is that, or the packed file."""
+    def find(self, folder: Path) -> Path | None:
+        """Return the extracted folder, which may be `folder` itself, or the packed file."""
         if (folder / self.folder).is_dir():
             return folder / self.folder
         if any((folder / name).is_file() for names in self.parts.values() for name in names):
@@ -48,45 +57,54 @@ class _Archive:
         return folder / self.packed if (folder / self.packed).is_file() else None
 
     def present(self, folder: Path) -> bool:
-        return self.place(folder) is not None
+        return self.find(folder) is not None
 
     def open(self, folder: Path, part: str, cache: Path | None) -> ArraySource:
-        place = self.place(folder)
-        assert place is not None
-        files = _files(place, (*self.parts[part], self.names))
+        archive = self.find(folder)
+        assert archive is not None
+        files = _read_files(archive, (*self.parts[part], self.names_file))
         batches = []
         for name in self.parts[part]:
             if name not in files:
-                raise DataError(f"{place / name} is missing")
-            batches.append(self.read(files[name], str(place / name)))
+                raise DataError(f"{archive / name} is missing")
+            batches.append(self.read(files[name], str(archive / name)))
         images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         labels = np.concatenate([labels for _, labels in batches])
-        names = self.read_names(files[self.names], str(place / self.names)) if self.names in files else None
-        if names is not None and len(names) != self.classes:
-            raise DataError(f"{place / self.names} names {len(names)} classes; expected {self.classes}")
-        return ArraySource(np.ascontiguousarray(images), labels, self.classes, names, f"{place} {part}")
+        return ArraySource(
+            np.ascontiguousarray(images), labels, self.classes, self._class_names(archive, files), f"{archive} {part}"
+        )
+
+    def _class_names(self, archive: Path, files: dict[str, bytes]) -> tuple[str, ...] | None:
+        if self.names_file not in files:
+            return None
+        path = archive / self.names_file
+        names = self.read_names(files[self.names_file], str(path))
+        if len(names) != self.classes:
+            raise DataError(f"{path} names {len(names)} classes; expected {self.classes}")
+        return names
 
 
-def _files(place: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Those of the named files that are in the folder or the packed archive."""
-    if place.is_dir():
-        return {name: read_bytes(place / name) for name in names if (place / name).is_file()}
-    found: dict[str, bytes] = {}
+def _read_files(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of those of the named files that are in the folder or packed file."""
+    if archive.is_dir():
+        return {name: read_bytes(archive / name) for name in names if (archive / name).is_file()}
+    contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(place, mode="r:gz") as tar:
+        with tarfile.open(archive, mode="r:gz") as tar:
             for member in tar:
                 name = Path(member.name).name
                 file = tar.extractfile(member) if member.isfile() and name in names else None
                 if file is not None:
-                    found[name] = file.read()
+                    contents[name] = file.read()
     except (tarfile.TarError, gzip.BadGzipFile, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{place} is damaged: {error}") from None
-    return found
+        raise DataError(f"{archive} is damaged: {error}") from None
+    return contents
 
 
-def _read_python(data: bytes, where: str, *, labels: str) -> Batch:
+def _read_python(data: bytes, where: str, *, labels: str) -> ImagesAndLabels:
     content = read_pickle(data, where)
-    images, classes = content.get("data"), content.get(labels)
+    images = content.get("data")
+    classes = content.get(labels)
     if not isinstance(images, np.ndarray) or images.shape[1:] != (_PIXELS,):
         raise DataError(f"{where} has no images of {_PIXELS} bytes under 'data'")
     if not isinstance(classes, list) or len(classes) != len(images) or not all(isinstance(i, int) for i in classes):
@@ -101,8 +119,8 @@ def _python_names(data: bytes, where: str, *, key: str) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def _read_binary(data: bytes, where: str, *, labels: int) -> Batch:
-    """Records of some label bytes, the last of which counts, and the pixels."""
+def _read_binary(data: bytes, where: str, *, labels: int) -> ImagesAndLabels:
+    """Read records of `labels` label bytes, the last of which is the class, followed by the pixels."""
     record = labels + _PIXELS
     if not data or len(data) % record:
         raise DataError(f"{where} has {len(data)} bytes; expected a multiple of {record}: it is cut off or damaged")
@@ -115,8 +133,12 @@ def _text_names(data: bytes, where: str) -> tuple[str, ...]:
 
 
 def _formats(archives: tuple[_Archive, _Archive], folder: str) -> tuple[Format, ...]:
-    parquet = parquet_format(archives[0].classes, {"train": ("train",), "test": ("test",)}, (".", "data", folder))
-    return (*(Format(name, a.present, a.open) for name, a in zip(("python", "binary"), archives, strict=True)), parquet)
+    python, binary = archives
+    return (
+        Format("python", python.present, python.open),
+        Format("binary", binary.present, binary.open),
+        parquet_format(python.classes, {"train": ("train",), "test": ("test",)}, (".", "data", folder)),
+    )
 
 
 CIFAR10 = _formats(

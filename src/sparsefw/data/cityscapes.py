@@ -1,4 +1,4 @@
-"""Cityscapes: street scenes of 2048 x 1024 pixels, of whose 34 label ids 19 are classes to be learned.
+"""Cityscapes: street scenes of 2048 x 1024 pixels, with 34 label ids, 19 of which are classes.
 
 Cordts et al.: The Cityscapes Dataset for Semantic Urban Scene Understanding, arXiv:1604.01685.
 """
@@ -10,10 +10,10 @@ from typing import final
 
 import numpy as np
 
+from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.files import content_hash
-from sparsefw.data.images import decode_labels, decode_rgb, read_bytes, same_size
-from sparsefw.data.source import Item, Source
+from sparsefw.data.image_source import Item, Source
+from sparsefw.data.images import check_same_size, decode_labels, decode_rgb, read_bytes
 
 IGNORE = 255
 CLASSES = {
@@ -36,10 +36,10 @@ CLASSES = {
     31: "train",
     32: "motorcycle",
     33: "bicycle",
-}  # label id -> class, numbered in this order
+}  # label id -> name of the class; classes are numbered in this order
 
-MEANING = np.full(256, IGNORE, dtype=np.int16)
-MEANING[list(CLASSES)] = range(len(CLASSES))
+CLASS_OF_ID = np.full(256, IGNORE, dtype=np.int16)
+CLASS_OF_ID[list(CLASSES)] = range(len(CLASSES))
 
 _IMAGES, _LABELS = "leftImg8bit", "gtFine"
 
@@ -66,8 +66,8 @@ class CityscapesSource(Source):
 
     def load(self, i: int) -> Item:
         image = decode_rgb(read_bytes(self._root / self._scenes[i]), self.name(i))
-        labels = decode_labels(read_bytes(self._labels(i)), str(self._labels(i)), MEANING)
-        same_size(image, labels, self.name(i))
+        labels = decode_labels(read_bytes(self._labels(i)), str(self._labels(i)), CLASS_OF_ID)
+        check_same_size(image, labels, self.name(i))
         return Item(image, labels)
 
     def name(self, i: int) -> str:
@@ -83,9 +83,10 @@ class CityscapesSource(Source):
 
 
 def present(folder: Path) -> bool:
+    """Return whether a folder holds images or labels of Cityscapes."""
     return (folder / _IMAGES).is_dir() or (folder / _LABELS).is_dir()
 
 
 def open_folder(folder: Path, part: str, cache: Path | None) -> CityscapesSource:
-    """The test part of Cityscapes has no public labels: here, as in the literature, val is what one tests on."""
+    """Open a part. The test part is Cityscapes' val, as in the literature: the labels of its own test part are not public."""
     return CityscapesSource(folder, "train" if part == "train" else "val")

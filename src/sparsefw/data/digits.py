@@ -14,37 +14,43 @@ import torch
 from torch import Tensor
 
 from sparsefw.data.errors import DataError
-from sparsefw.data.source import ArraySource
+from sparsefw.data.image_source import ArraySource
 
 MEAN, STD = 4.884, 6.017  # of pixel values 0 to 16
-SCALE = 15  # 16 levels, spread over a byte: 0, 15, ..., 240
+SCALE = 15  # spreads the levels 0 to 16 over a byte: 0, 15, ..., 240
+TRAINING_IMAGES = 1400  # the first ones; the file is ordered by writer, so the others are by different writers
 
 
 class Digits(NamedTuple):
-    """Images (n, 1, 8, 8) in float32 with mean about 0 and deviation about 1, labels (n,)."""
+    """Images (n, 1, 8, 8) in float32 with a mean of about 0 and a deviation of about 1, and labels (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
 def load_digits(part: str = "train") -> Digits:
-    """The first 1,400 images ("train") or the remaining 397 ("test"): different writers, as the file is in their order."""
-    images, labels = _arrays(part)
+    """Return the 1,400 images of the "train" part or the 397 of the "test" part, which are by different writers.
+
+    >>> load_digits("test").images.shape
+    torch.Size([397, 1, 8, 8])
+    """
+    images, labels = _read_arrays(part)
     pixels = (torch.from_numpy(images).float() - MEAN) / STD
     return Digits(pixels.unsqueeze(1), torch.from_numpy(labels).long())
 
 
 def open_digits(part: str = "train") -> ArraySource:
-    """The same images as bytes, their values times SCALE."""
-    images, labels = _arrays(part)
-    names = tuple(map(str, range(10)))
-    return ArraySource(images[..., None].astype(np.uint8) * SCALE, labels, 10, names, f"digits {part}")
+    """Return the same images as bytes, with their values times SCALE."""
+    images, labels = _read_arrays(part)
+    class_names = tuple(map(str, range(10)))
+    return ArraySource(images[..., None].astype(np.uint8) * SCALE, labels, 10, class_names, f"digits {part}")
 
 
-def _arrays(part: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_arrays(part: str) -> tuple[np.ndarray, np.ndarray]:
     if part not in ("train", "test"):
         raise DataError(f"digits have a train and a test part, not {part!r}")
     with resources.files("sparsefw.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
-        images, labels = arrays["images"], arrays["labels"]
-    chosen = slice(0, 1400) if part == "train" else slice(1400, None)
+        images = arrays["images"]
+        labels = arrays["labels"]
+    chosen = slice(0, TRAINING_IMAGES) if part == "train" else slice(TRAINING_IMAGES, None)
     return images[chosen], labels[chosen]

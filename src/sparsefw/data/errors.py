@@ -1,7 +1,7 @@
-"""What can be wrong with data."""
+"""The exception for faulty data."""
 
 from __future__ import annotations
 
 
 class DataError(ValueError):
-    """What is wrong with data, in which file, and what would be right: one line."""
+    """A fault in data, in one line: the file, the fault, and the expected content."""

@@ -1,4 +1,4 @@
-"""MNIST and its likes: idx files, packed or not.
+"""MNIST and data sets in its format: idx files, compressed or not.
 
 LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, Proc. IEEE 86 (1998);
 Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747.
@@ -15,42 +15,49 @@ from pathlib import Path
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.image_source import ArraySource
 from sparsefw.data.images import read_bytes
-from sparsefw.data.source import ArraySource
 
 _PREFIX = {"train": "train", "test": "t10k"}
-# The file itself or packed; a dot where some servers have one; and the folders that torchvision makes.
+# Beside the folder itself, those that torchvision makes.
 _FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw")
 
 
-def _file(folder: Path, name: str) -> Path | None:
-    spellings = (name, f"{name}.gz", name.replace("-idx", ".idx"), f"{name.replace('-idx', '.idx')}.gz")
-    places = (folder / inner / spelling for inner in _FOLDERS for spelling in spellings)
-    return next((path for path in places if path.is_file()), None)
+def _find_file(folder: Path, name: str) -> Path | None:
+    with_dot = name.replace("-idx", ".idx")  # as some servers spell it
+    spellings = (name, f"{name}.gz", with_dot, f"{with_dot}.gz")
+    paths = (folder / inner / spelling for inner in _FOLDERS for spelling in spellings)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def present(folder: Path) -> bool:
-    return any(_file(folder, f"{prefix}-images-idx3-ubyte") for prefix in _PREFIX.values())
+    """Return whether a folder holds such files."""
+    return any(_find_file(folder, f"{prefix}-images-idx3-ubyte") for prefix in _PREFIX.values())
 
 
 def open_files(folder: Path, part: str, cache: Path | None) -> ArraySource:
-    """Images of 1 channel with one of ten classes."""
-    images = read_idx(_needed(folder, f"{_PREFIX[part]}-images-idx3-ubyte"), axes=3)
-    labels = read_idx(path := _needed(folder, f"{_PREFIX[part]}-labels-idx1-ubyte"), axes=1)
+    """Return images of 1 channel with one of ten classes."""
+    prefix = _PREFIX[part]
+    images = read_idx(_require_file(folder, f"{prefix}-images-idx3-ubyte"), axes=3)
+    labels_path = _require_file(folder, f"{prefix}-labels-idx1-ubyte")
+    labels = read_idx(labels_path, axes=1)
     if len(images) != len(labels):
-        raise DataError(f"{path} holds {len(labels)} labels for {len(images)} images")
-    return ArraySource(images[..., None], labels, classes=10, origin=str(path.with_name(f"{_PREFIX[part]}-images")))
+        raise DataError(f"{labels_path} holds {len(labels)} labels for {len(images)} images")
+    return ArraySource(images[..., None], labels, classes=10, origin=str(labels_path.with_name(f"{prefix}-images")))
 
 
-def _needed(folder: Path, name: str) -> Path:
-    path = _file(folder, name)
+def _require_file(folder: Path, name: str) -> Path:
+    path = _find_file(folder, name)
     if path is None:
         raise DataError(f"{folder / name} is missing (or the same with .gz)")
     return path
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An array of bytes: 0, 0, 8 (unsigned bytes), the number of axes, their lengths as big-endian 32-bit integers, the data."""
+    """Return the array of bytes in an idx file, which must have this number of axes.
+
+    The file holds 0, 0, 8 (unsigned bytes), the number of axes, their lengths as big-endian 32-bit integers, and the data.
+    """
     data = read_bytes(path)
     if path.suffix == ".gz":
         try:

@@ -1,4 +1,4 @@
-"""Images as they lie in files, decoded: always three channels of eight bits, or one of labels."""
+"""Decode image files: always to three channels of eight bits, or to one channel of labels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ import numpy as np
 from PIL import Image
 
 from sparsefw.data.errors import DataError
+from sparsefw.text import one_line
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif"))
-# What Pillow raises for damaged files, format by format.
-_DAMAGE: tuple[type[Exception], ...] = (
+# The exceptions that Pillow raises for damaged files of the various formats.
+_DAMAGE_ERRORS: tuple[type[Exception], ...] = (
     *(OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
 
 
 def is_image(name: str) -> bool:
-    """Whether a file name is that of an image; hidden files are not, whatever their ending."""
+    """Return whether a file name is that of an image; hidden files are none.
+
+    >>> is_image("cat.JPEG"), is_image(".cat.png")
+    (True, False)
+    """
     return not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
 
 
 def read_bytes(path: Path) -> bytes:
+    """Read a file; raise DataError where that is impossible."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -35,52 +41,60 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_rgb(data: bytes, where: str) -> np.ndarray:
-    """uint8, height x width x 3, of an image in any mode: gray, palette, CMYK, 16 bit, transparent (alpha is dropped)."""
+    """Return uint8, height x width x 3, of an image in any mode: gray, palette, CMYK, 16 bit, transparent (without alpha).
+
+    Args:
+        data: the bytes of the file.
+        where: the name of the image in messages.
+    """
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode == "RGB":
                 return np.array(image)
-            if image.mode.startswith("I"):  # 16 bits per pixel: Pillow would clip at 255 what is to be scaled
+            if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would clip at 255 instead of scaling
                 gray = np.clip(np.array(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8)
                 return np.repeat(gray[:, :, None], 3, axis=2)
             if image.mode != "F":
-                # A palette with transparency goes through RGBA, as Pillow asks for.
-                opaque = image.convert("RGBA") if "transparency" in image.info else image
-                return np.array(opaque.convert("RGB"))
+                # Pillow converts a palette with transparency correctly only by way of RGBA.
+                image_or_rgba = image.convert("RGBA") if "transparency" in image.info else image
+                return np.array(image_or_rgba.convert("RGB"))
             mode = image.mode
-    except _DAMAGE as error:
-        raise DataError(f"{where} is not a readable image: {_one_line(error)}") from None
+    except _DAMAGE_ERRORS as error:
+        raise DataError(f"{where} is not a readable image: {_reason(error)}") from None
     raise DataError(f"{where} has pixels of mode {mode}; expected integers of 8 or 16 bits")
 
 
-def decode_labels(data: bytes, where: str, meaning: np.ndarray) -> np.ndarray:
-    """uint8, height x width: the classes that an image of label ids stands for.
+def decode_labels(data: bytes, where: str, class_of_id: np.ndarray) -> np.ndarray:
+    """Return uint8, height x width: the class of every pixel of an image of label ids.
 
-    `meaning` gives the class of each of the 256 ids, -1 for ids that must not occur.
+    Args:
+        data: the bytes of the file.
+        where: the name of the image in messages.
+        class_of_id: the class of each of the 256 ids, -1 for ids that must not occur.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
-            mode, ids = image.mode, np.array(image)
-    except _DAMAGE as error:
-        raise DataError(f"{where} is not a readable image: {_one_line(error)}") from None
+            mode = image.mode
+            ids = np.array(image)
+    except _DAMAGE_ERRORS as error:
+        raise DataError(f"{where} is not a readable image: {_reason(error)}") from None
     if mode not in ("L", "P"):
         raise DataError(f"{where} has pixels of mode {mode}; expected label ids in one channel of 8 bits")
-    classes = meaning[ids]
+    classes = class_of_id[ids]
     if (classes < 0).any():
-        raise DataError(
-            f"{where} holds the label id {ids[classes < 0][0]}; expected 0 to {int(np.flatnonzero(meaning >= 0)[-1])}"
-        )
+        largest = int(np.flatnonzero(class_of_id >= 0)[-1])
+        raise DataError(f"{where} holds the label id {ids[classes < 0][0]}; expected 0 to {largest}")
     return classes.astype(np.uint8)
 
 
-def same_size(image: np.ndarray, labels: np.ndarray, where: str) -> None:
-    """Every pixel has a label."""
+def check_same_size(image: np.ndarray, labels: np.ndarray, where: str) -> None:
+    """Raise DataError unless every pixel has a label."""
     if image.shape[:2] != labels.shape:
         sizes = [f"{h} x {w}" for h, w in (image.shape[:2], labels.shape)]
         raise DataError(f"{where}: the image has {sizes[0]} pixels, its labels {sizes[1]}; expected the same")
 
 
-def _one_line(error: BaseException) -> str:
-    """Pillow's reason, without the address of the buffer it was given."""
-    text = " ".join(str(error).split())
-    return "not an image format that is known" if "cannot identify" in text else text or type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Return the message of Pillow, without the address of the buffer that some contain."""
+    text = one_line(error)
+    return "not an image format that is known" if "cannot identify" in text else text

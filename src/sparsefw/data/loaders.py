@@ -1,4 +1,4 @@
-"""A data set by name, opened: parts to train, validate and test on."""
+"""Open a data set by name: parts to train, validate and test on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt, model_validator
 
-from sparsefw.atomic_io import cache_folder
 from sparsefw.config_base import Section
 from sparsefw.data.augment import Augment
-from sparsefw.data.batches import Normal, Part, Share, split
-from sparsefw.data.decoded import decoded
+from sparsefw.data.batches import BatchSettings, DataPart, Normaliser, Share, split_indices
+from sparsefw.data.data_folder import find_data_folder
+from sparsefw.data.decoding import decode_images
 from sparsefw.data.errors import DataError
 from sparsefw.data.folders import TEST_FOLDERS, subfolders
-from sparsefw.data.locate import folder_of
+from sparsefw.data.image_source import Source
 from sparsefw.data.noise import Noise
 from sparsefw.data.registry import DatasetInfo, dataset, noise_info
-from sparsefw.data.resident import Resident, Stored
-from sparsefw.data.source import Source
-from sparsefw.data.streaming import Streaming
+from sparsefw.data.resident_part import DeviceImages, ResidentPart
+from sparsefw.data.streaming_part import StreamingPart
+from sparsefw.user_cache import cache_folder
+
+_DECODING_WORKERS = 2  # where the engine has no workers
 
 
 class DataConfig(Section):
@@ -30,13 +32,15 @@ class DataConfig(Section):
 
     name          a data set of `sparsefw list datasets`
     batch_size    images per step, in all processes together
-    validation    fraction of the training images that is held out to choose by; 0: none. Sets with a validation part of their
-                  own use that instead
-    split_seed    which ones: the same for all runs that are to be compared
-    size          height and width of the network's input, where it is not the data set's own
-    resident      decoded in the device's memory, or streamed from disk; None: as the set's size suggests
-    on_corrupt    what an image that cannot be read does: "error", or "skip", which counts them
-    noise         what the made-up images of the set "noise" are like; None for all other sets
+    validation    fraction of the training images that is held out for choices; 0: none. Data sets with their own validation
+                  part use that instead
+    split_seed    decides which images are held out; runs that are compared must have the same
+    size          height and width of the network's input; None: those of the data set
+    augment       random changes of training images
+    resident      keep decoded images in the memory of the device instead of streaming them from disk; None: as the size of the
+                  data set suggests
+    on_corrupt    for an image that cannot be read: "error" stops, "skip" leaves it out and counts it
+    noise         the images of the data set "noise"; None for all others
     """
 
     name: str
@@ -50,7 +54,7 @@ class DataConfig(Section):
     noise: Noise | None = None
 
     @model_validator(mode="after")
-    def _noise_is_made_up(self) -> Self:
+    def _check_noise(self) -> Self:
         if self.noise is not None and self.name != "noise":
             raise ValueError(
                 f"noise: describes made-up images, but name={self.name!r}; set name to noise, or leave it out"
@@ -58,16 +62,17 @@ class DataConfig(Section):
         return self
 
     def info(self) -> DatasetInfo:
+        """Return the record of the data set."""
         return dataset(self.name) if self.noise is None else noise_info(self.noise)
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on. `validation` and `test` are None where there are no such images."""
+    """An opened data set. `validation` and `test` are None where there are no such images."""
 
-    train: Part
-    validation: Part | None
-    test: Part | None
+    train: DataPart
+    validation: DataPart | None
+    test: DataPart | None
     task: str
     classes: int
     shape: tuple[int, int, int]
@@ -75,7 +80,7 @@ class Data:
 
     @property
     def skipped(self) -> int:
-        """Corrupt images that were left out so far. Parts in memory may be cut from the same files: these count once."""
+        """The number of corrupt images that were left out so far; parts of the same files count them once."""
         readers = {part.reader for part in (self.train, self.validation, self.test) if part is not None}
         return sum(reader.skipped for reader in readers)
 
@@ -90,9 +95,69 @@ def open_data(
     channels_last: bool = False,
     workers: int = 0,
 ) -> Data:
-    """The parts of a data set, from the folder `given` or the environment variable SPARSEFW_DATA."""
+    """Open the parts of a data set.
+
+    Args:
+        config: which data set, and how its images become batches.
+        given: the folder with its files; None: the environment variable SPARSEFW_DATA.
+        device: where batches are.
+        seed: of the order of epochs and of the augmentation.
+        share: of this process in every batch.
+        channels_last: the memory format of batches.
+        workers: processes that decode images.
+
+    >>> data = open_data(DataConfig(name="digits"), None, device=torch.device("cpu"), seed=0)
+    >>> len(data.train), len(data.validation), len(data.test)
+    (1260, 140, 397)
+    """
     info = config.info()
     resident = info.resident if config.resident is None else config.resident
+    _check_augmentation(config, info, resident)
+    folder = find_data_folder(info, given)
+    cache = cache_folder() / "decoded"
+    shape = info.shape if config.size is None else (info.shape[0], *config.size)
+    normaliser = Normaliser(info.mean, info.std, device, channels_last)
+    settings = BatchSettings((shape[1], shape[2]), config.augment, seed, share, normaliser)
+
+    def load(source: Source) -> DeviceImages | None:
+        if not resident:
+            return None
+        return DeviceImages(decode_images(source, cache, workers or _DECODING_WORKERS, config.on_corrupt), device)
+
+    def part_of(source: Source, images: DeviceImages | None, indices: np.ndarray) -> DataPart:
+        if images is not None:
+            return ResidentPart(images, indices, settings)
+        return StreamingPart(source, indices, settings, workers, config.on_corrupt == "skip")
+
+    def whole(source: Source) -> DataPart:
+        images = load(source)
+        return part_of(source, images, np.arange(_count(source, images)))
+
+    train_source = info.open(folder, "train", cache)
+    train_images = load(train_source)
+    has_validation = "val" in info.parts
+    fraction = 0.0 if has_validation else config.validation
+    kept, held_out = split_indices(_count(train_source, train_images), fraction, config.split_seed)
+    if len(kept) < config.batch_size:
+        raise DataError(
+            f"data.batch_size={config.batch_size}: {info.name} has {len(kept)} images to train on; take at most that"
+        )
+    validation = part_of(train_source, train_images, held_out) if len(held_out) else None
+    if has_validation and config.validation:
+        validation = whole(info.open(folder, "val", cache))
+    test_source = _open_test_part(info, folder, cache)
+    return Data(
+        train=part_of(train_source, train_images, kept),
+        validation=validation,
+        test=None if test_source is None else whole(test_source),
+        task=info.task,
+        classes=train_source.classes,
+        shape=shape,
+        ignore_label=info.ignore_label,
+    )
+
+
+def _check_augmentation(config: DataConfig, info: DatasetInfo, resident: bool) -> None:
     if not resident and (config.augment.crop or config.augment.rotation):
         raise DataError(
             f"data.augment: crop and rotation need images in memory, but {info.name} is streamed; "
@@ -100,47 +165,14 @@ def open_data(
         )
     if config.augment.zoom is not None and info.task == "classification":
         raise DataError(f"data.augment: zoom is for label maps, but {info.name} has classes; use resized_crop")
-    folder, cache = folder_of(info, given), cache_folder() / "decoded"
-    train = info.open(folder, "train", cache)
-    shape = info.shape if config.size is None else (info.shape[0], *config.size)
-    size = (shape[1], shape[2])
-
-    normal = Normal(info.mean, info.std, device, channels_last)
-
-    def part(source: Source, stored: Stored | None, indices: np.ndarray | None = None) -> Part:
-        # In memory there may be fewer than in the source: corrupt ones were left out.
-        every = len(source) if stored is None else len(stored.images)
-        chosen = np.arange(every) if indices is None else indices
-        if stored is not None:
-            return Resident(stored, chosen, size, config.augment, seed, share, normal)
-        skip = config.on_corrupt == "skip"
-        return Streaming(source, chosen, size, config.augment, seed, share, normal, workers, skip)
-
-    def store(source: Source) -> Stored | None:
-        if not resident:
-            return None
-        found = decoded(source, cache, max(1, workers or 2), config.on_corrupt)
-        return Stored(found, device)
-
-    stored = store(train)
-    count = len(train) if stored is None else len(stored.images)
-    own_validation = "val" in info.parts
-    fraction = 0.0 if own_validation else config.validation
-    kept, held_out = split(count, fraction, config.split_seed)
-    if len(kept) < config.batch_size:
-        raise DataError(
-            f"data.batch_size={config.batch_size}: {info.name} has {len(kept)} images to train on; take at most that"
-        )
-    validation = part(train, stored, held_out) if len(held_out) else None
-    if own_validation and config.validation:
-        source = info.open(folder, "val", cache)
-        validation = part(source, store(source))
-    tested = _test(info, folder, cache)
-    test = None if tested is None else part(tested, store(tested))
-    return Data(part(train, stored, kept), validation, test, info.task, train.classes, shape, info.ignore_label)
 
 
-def _test(info: DatasetInfo, folder: Path, cache: Path) -> Source | None:
+def _count(source: Source, images: DeviceImages | None) -> int:
+    """Return the number of images: in memory there may be fewer than in the source, because corrupt ones were skipped."""
+    return len(source) if images is None else len(images.images)
+
+
+def _open_test_part(info: DatasetInfo, folder: Path, cache: Path) -> Source | None:
     if info.classes is None and not any(subfolders(folder / name) for name in TEST_FOLDERS):
-        return None  # the user's own folder may have none
+        return None  # a user's own folder may have no test part
     return info.open(folder, "test", cache)

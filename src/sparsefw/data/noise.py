@@ -1,4 +1,4 @@
-"""Made-up images, for timing where no data are at hand. Nothing can be learnt from them."""
+"""Random images, for measuring speed where no data are available. Nothing can be learnt from them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pydantic import PositiveInt
 
 from sparsefw.config_base import Section
 from sparsefw.data.batches import generator
-from sparsefw.data.source import ArraySource
+from sparsefw.data.image_source import ArraySource
 
 PARTS = ("train", "test")
 
 
 class Noise(Section):
-    """What the images of the set `noise` are like.
+    """The images of the data set `noise`.
 
     shape      channels, height and width
-    classes    of which every image has one at random
-    images     to train on; a tenth as many are there to test on
+    classes    number of classes; every image has a random one
+    images     number of training images; there are a tenth as many test images
     """
 
     shape: tuple[PositiveInt, PositiveInt, PositiveInt] = (3, 32, 32)
@@ -26,7 +26,11 @@ class Noise(Section):
 
 
 def open_noise(noise: Noise, part: str) -> ArraySource:
-    """Bytes that are uniform in 0 to 255, the same ones every time."""
+    """Return images of uniform random bytes, the same in every call.
+
+    >>> len(open_noise(Noise(images=100), "test"))
+    10
+    """
     channels, height, width = noise.shape
     count = noise.images if part == "train" else max(1, noise.images // 10)
     draw = generator("noise", PARTS.index(part))

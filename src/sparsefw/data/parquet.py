@@ -1,4 +1,4 @@
-"""Images in Parquet shards, as Hugging Face stores them: a column of encoded images, one of labels or label images."""
+"""Images in Parquet shards, as Hugging Face stores them: a column of encoded images and one of labels or label images."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from typing import Any, final
 
 import numpy as np
 
+from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.files import content_hash, shards
-from sparsefw.data.images import decode_labels, decode_rgb, same_size
-from sparsefw.data.source import Format, Item, Source, checked_class
+from sparsefw.data.image_source import Format, Item, Source, checked_class
+from sparsefw.data.images import check_same_size, decode_labels, decode_rgb
+from sparsefw.data.shards import find_shards
+from sparsefw.text import one_line
 
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label")
-BYTES_IN_MEMORY = 256 << 20  # of encoded images, per process
+MAX_BYTES_IN_MEMORY = 256 << 20  # of encoded images, per process
+_LONGEST_REASON = 200  # characters; messages of Arrow can be very long
 
 
 @final
 class RowGroups:
-    """Row groups that were read lately, of BYTES_IN_MEMORY at most, but always one. Every process has its own."""
+    """The row groups that were read last: at least one, and otherwise at most MAX_BYTES_IN_MEMORY. Each process has its own."""
 
     def __init__(self, read: Callable[[int], Any]) -> None:
         self._read = read
@@ -31,7 +34,7 @@ class RowGroups:
         self._bytes = 0
 
     def __reduce__(self) -> tuple[type[RowGroups], tuple[Callable[[int], Any]]]:
-        return RowGroups, (self._read,)  # a copy in another process starts with none
+        return RowGroups, (self._read,)  # a copy in another process starts empty
 
     def __getitem__(self, group: int) -> Any:
         if group in self._tables:
@@ -39,14 +42,22 @@ class RowGroups:
             return self._tables[group]
         table = self._tables[group] = self._read(group)
         self._bytes += table.nbytes
-        while self._bytes > BYTES_IN_MEMORY and len(self._tables) > 1:
+        while self._bytes > MAX_BYTES_IN_MEMORY and len(self._tables) > 1:
             self._bytes -= self._tables.popitem(last=False)[1].nbytes
         return table
 
 
 @final
 class ParquetSource(Source):
-    """Rows of one or more Parquet files. `meaning` is given where the target is an image of label ids (see decode_labels)."""
+    """Rows of one or more Parquet files.
+
+    Args:
+        files: the shards, in order.
+        classes: number of classes.
+        class_names: their names, where the files do not state them.
+        targets: possible names of the column of targets.
+        class_of_id: given where targets are images of label ids (see decode_labels).
+    """
 
     def __init__(
         self,
@@ -54,7 +65,7 @@ class ParquetSource(Source):
         classes: int,
         class_names: tuple[str, ...] | None = None,
         targets: Sequence[str] = LABEL_COLUMNS,
-        meaning: np.ndarray | None = None,
+        class_of_id: np.ndarray | None = None,
     ) -> None:
         super().__init__(classes, class_names)
         self._files = list(files)
@@ -62,9 +73,9 @@ class ParquetSource(Source):
         schema = self._metadata[0].schema.to_arrow_schema()
         self._image = _column(self._files[0], schema, IMAGE_COLUMNS)
         self._target = _column(self._files[0], schema, targets)
-        self._meaning = meaning
+        self._class_of_id = class_of_id
         self._check_columns()
-        if meaning is None:
+        if class_of_id is None:
             self.class_names = _stored_names(schema, self._target) or class_names
             if self.class_names and len(self.class_names) != classes:
                 raise DataError(
@@ -82,13 +93,14 @@ class ParquetSource(Source):
 
     def load(self, i: int) -> Item:
         group = self._group(i)
-        table, row = self._tables[group], i - self._starts[group]
+        table = self._tables[group]
+        row = i - self._starts[group]
         image = decode_rgb(self._bytes(table, self._image, row, i), self.name(i))
-        if self._meaning is None:
+        if self._class_of_id is None:
             return Item(image, checked_class(table.column(self._target)[row].as_py(), self.classes, self.name(i)))
         where = f"{self.name(i)}, column {self._target}"
-        labels = decode_labels(self._bytes(table, self._target, row, i), where, self._meaning)
-        same_size(image, labels, self.name(i))
+        labels = decode_labels(self._bytes(table, self._target, row, i), where, self._class_of_id)
+        check_same_size(image, labels, self.name(i))
         return Item(image, labels)
 
     def name(self, i: int) -> str:
@@ -100,8 +112,8 @@ class ParquetSource(Source):
         return [range(a, b) for a, b in zip(self._starts, self._starts[1:], strict=False) if b > a]
 
     def fingerprint(self) -> str:
-        meaning = None if self._meaning is None else self._meaning.tolist()
-        facts = ("parquet", self.classes, self._image, self._target, meaning)
+        class_of_id = None if self._class_of_id is None else self._class_of_id.tolist()
+        facts = ("parquet", self.classes, self._image, self._target, class_of_id)
         return content_hash(facts, ((path.name, path) for path in self._files))
 
     def _group(self, i: int) -> int:
@@ -113,11 +125,11 @@ class ParquetSource(Source):
         pyarrow = _pyarrow()
         file, number = self._groups[group]
         try:
-            # Opened for every row group, with the footer known: no file stays open, so forking and pickling are safe.
+            # Opened for every row group, which is cheap with the known footer: no file stays open across forks and pickles.
             with pyarrow.parquet.ParquetFile(self._files[file], metadata=self._metadata[file]) as opened:
                 return opened.read_row_group(number, columns=[self._image, self._target], use_threads=False)
         except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self._files[file]} is damaged in row group {number}: {_one_line(error)}") from None
+            raise DataError(f"{self._files[file]} is damaged in row group {number}: {_reason(error)}") from None
 
     def _bytes(self, table: Any, column: str, row: int, i: int) -> bytes:
         value = table.column(column)[row].as_py()
@@ -133,13 +145,15 @@ class ParquetSource(Source):
             for name in (self._image, self._target):
                 if name not in schema.names:
                     raise DataError(f"{path} has no column {name}, unlike {self._files[0].name}")
-            kind = schema.field(self._target).type
-            if self._meaning is None and not is_integer(kind):
-                raise DataError(f"{path}: column {self._target} is {kind}; expected integers, the class of each image")
+            column_type = schema.field(self._target).type
+            if self._class_of_id is None and not is_integer(column_type):
+                raise DataError(
+                    f"{path}: column {self._target} is {column_type}; expected integers, the class of each image"
+                )
 
 
 def _pyarrow() -> Any:
-    """Imported when it is needed: it is large, and has no types."""
+    """Import pyarrow, which is large, when it is needed."""
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     return pyarrow
@@ -150,7 +164,7 @@ def _metadata(path: Path) -> Any:
     try:
         return pyarrow.parquet.read_metadata(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a readable Parquet file: {_one_line(error)}") from None
+        raise DataError(f"{path} is not a readable Parquet file: {_reason(error)}") from None
 
 
 def _column(path: Path, schema: Any, wanted: Sequence[str]) -> str:
@@ -161,12 +175,12 @@ def _column(path: Path, schema: Any, wanted: Sequence[str]) -> str:
 
 
 def _stored_names(schema: Any, column: str) -> tuple[str, ...] | None:
-    """The class names that Hugging Face keeps in the metadata of the schema."""
+    """Return the class names that Hugging Face writes into the metadata of the schema; None in files of other programs."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[column]["names"])
     except (KeyError, TypeError, ValueError):
-        return None  # written by another program
+        return None
 
 
 def parquet_format(
@@ -175,27 +189,33 @@ def parquet_format(
     folders: Sequence[str] = (".", "data"),
     class_names: tuple[str, ...] | None = None,
     targets: Sequence[str] = LABEL_COLUMNS,
-    meaning: np.ndarray | None = None,
+    class_of_id: np.ndarray | None = None,
 ) -> Format:
-    """Shards SPLIT-*.parquet in one of the folders; `parts` gives the spellings of SPLIT for every part."""
+    """Return the format of shards SPLIT-*.parquet.
+
+    Args:
+        classes, class_names, targets, class_of_id: as of ParquetSource.
+        parts: for every part, the possible spellings of SPLIT.
+        folders: the subfolders in which shards are looked for.
+    """
 
     def files(folder: Path, part: str) -> list[Path]:
         patterns = [pattern for split in parts[part] for pattern in (f"{split}-*.parquet", f"{split}.parquet")]
-        return next((found for name in folders if (found := shards(folder / name, patterns))), [])
+        return next((shards for name in folders if (shards := find_shards(folder / name, patterns))), [])
 
     def present(folder: Path) -> bool:
         splits = [split for names in parts.values() for split in names]
         return any(any((folder / name).glob(f"{split}*.parquet")) for name in folders for split in splits)
 
     def open_files(folder: Path, part: str, cache: Path | None) -> ParquetSource:
-        found = files(folder, part)
-        if not found:
+        shards = files(folder, part)
+        if not shards:
             names = " or ".join(f"{split}-*.parquet" for split in parts[part])
             raise DataError(f"{folder} has no {part} part; expected {names}")
-        return ParquetSource(found, classes, class_names, targets, meaning)
+        return ParquetSource(shards, classes, class_names, targets, class_of_id)
 
     return Format("parquet", present, open_files)
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def _reason(error: BaseException) -> str:
+    return one_line(error)[:_LONGEST_REASON]

@@ -1,4 +1,4 @@
-"""The data sets by name: what they are, in which files they come, and how these are opened."""
+"""The registry of data sets: their facts, their file formats, and how to obtain them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from sparsefw.data import camvid, cifar, cityscapes, digits, folders, idx, noise, tinyimagenet, webdataset
+from sparsefw.data.data_folder import find_data_folder
 from sparsefw.data.errors import DataError
-from sparsefw.data.locate import folder_of
+from sparsefw.data.image_source import Format, Source
 from sparsefw.data.parquet import parquet_format
-from sparsefw.data.source import Format, Source
 from sparsefw.text import did_you_mean
 
 Numbers = tuple[float, ...]
@@ -20,19 +20,21 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A data set that configurations may name.
+    """A registered data set.
 
-    name: how it is called.
-    task: one class per image, or one per pixel.
-    classes: how many; None where the data say it.
-    shape: channels, height and width of what a network gets by default.
-    mean, std: by which pixels are normalised, channel by channel, after division by 255.
-    resident: small enough to live in memory, decoded.
-    files, obtain: which files are expected, and how to get them.
-    formats: the forms in which it is read, the first that is present is taken.
-    make: gives a part of what needs no files, and then has no formats.
-    ignore_label: the label of pixels that do not count.
-    parts: "val" only where the data set itself has such a part.
+    name            how configurations call it
+    task            one class per image, or one per pixel
+    classes         number of classes; None where it depends on the files
+    shape           channels, height and width of the network's input by default
+    mean, std       of pixels divided by 255, per channel
+    resident        small enough to be kept in memory, decoded
+    files           the expected files, for messages
+    obtain          how to get them, for messages
+    description     for `sparsefw list datasets`
+    formats         the file formats that are read; the first that is present is taken
+    make            makes a part of a data set without files, which has no formats
+    ignore_label    the label of pixels that do not count
+    parts           "val" is among them only where the data set has such a part
     """
 
     name: str
@@ -51,39 +53,40 @@ class DatasetInfo:
     parts: tuple[str, ...] = ("train", "test")
 
     def present(self, folder: Path) -> bool:
-        """Whether a folder holds this data set, in any of its formats."""
-        return any(form.present(folder) for form in self.formats)
+        """Return whether a folder holds this data set, in any of its formats."""
+        return any(format.present(folder) for format in self.formats)
 
     def open(self, folder: Path, part: str, cache: Path | None = None) -> Source:
-        """One part, from a folder that holds it; `cache` is a folder for what is slow to find out again."""
+        """Open a part from the folder that holds the data set; `cache` is a folder for indexes that are slow to make."""
         if part not in self.parts:
             raise DataError(f"{self.name} has no part {part!r}; it has {', '.join(self.parts)}")
         if self.make is not None:
             return self.make(part)
-        for form in self.formats:
-            if form.present(folder):
-                return form.open(folder, part, cache)
+        for format in self.formats:
+            if format.present(folder):
+                return format.open(folder, part, cache)
         raise DataError(f"{self.name}: nothing to read in {folder}; expected {self.files}. {self.obtain}")
 
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_HELD_OUT = ("validation", "valid", "val")
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_VALIDATION_NAMES = ("validation", "valid", "val")
 
 
-def _only_folder(folder: Path, part: str, cache: Path | None) -> Source:
-    return folders.open_own_folder(folder, part)
+def _open_user_folder(folder: Path, part: str, cache: Path | None) -> Source:
+    return folders.open_user_folder(folder, part)
 
 
-def _imagenet_folder(folder: Path, part: str, cache: Path | None) -> Source:
+def _open_imagenet_folder(folder: Path, part: str, cache: Path | None) -> Source:
     return folders.open_image_folder(folder, part, classes=1000)
 
 
-def _any_folder(folder: Path) -> bool:
+def _has_subfolders(folder: Path) -> bool:
     return bool(folders.subfolders(folder))
 
 
 def noise_info(like: noise.Noise) -> DatasetInfo:
-    """The set `noise` with images as asked for."""
+    """Return the record of the data set `noise` with such images."""
     return DatasetInfo(
         "noise",
         "classification",
@@ -181,7 +184,7 @@ _INFOS = (
         description="110,000 images of 64 x 64 pixels in 200 classes; its val part is the test part here",
         formats=(
             Format("folder", tinyimagenet.present, tinyimagenet.open_folder),
-            parquet_format(tinyimagenet.CLASSES, {"train": ("train",), "test": (*_HELD_OUT, "test")}),
+            parquet_format(tinyimagenet.CLASSES, {"train": ("train",), "test": (*_VALIDATION_NAMES, "test")}),
         ),
     ),
     DatasetInfo(
@@ -198,8 +201,8 @@ _INFOS = (
         " or get ILSVRC/imagenet-1k (Parquet) or timm/imagenet-1k-wds (tars) from Hugging Face.",
         description="1.3 million photographs in 1,000 classes; its validation part is the test part here",
         formats=(
-            Format("folder", folders.image_folder_present, _imagenet_folder),
-            parquet_format(1000, {"train": ("train",), "test": _HELD_OUT}),
+            Format("folder", folders.image_folder_present, _open_imagenet_folder),
+            parquet_format(1000, {"train": ("train",), "test": _VALIDATION_NAMES}),
             Format("webdataset", webdataset.present, partial(webdataset.open_tars, classes=1000)),
         ),
     ),
@@ -244,7 +247,7 @@ _INFOS = (
         files="train/CLASS/* and test/CLASS/* (or val, validation, valid), or CLASS/* alone, without a test part",
         obtain="Put your images into one folder per class.",
         description="images of your own, one folder per class",
-        formats=(Format("folder", _any_folder, _only_folder),),
+        formats=(Format("folder", _has_subfolders, _open_user_folder),),
     ),
     noise_info(noise.Noise()),
 )
@@ -253,7 +256,11 @@ DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}
 
 
 def dataset(name: str) -> DatasetInfo:
-    """The data set of that name."""
+    """Return the record of a data set; raise DataError where there is none of this name.
+
+    >>> dataset("cifar10").shape
+    (3, 32, 32)
+    """
     if name in DATASETS:
         return DATASETS[name]
     known = ", ".join(DATASETS)
@@ -261,6 +268,16 @@ def dataset(name: str) -> DatasetInfo:
 
 
 def open_part(name: str, folder: Path | None, part: str, cache: Path | None = None) -> Source:
-    """One part of a data set, wherever `folder` or the environment says it is (see locate.py)."""
+    """Open a part of a data set.
+
+    Args:
+        name: a key of DATASETS.
+        folder: the folder with its files; None: the environment variable SPARSEFW_DATA.
+        part: "train", "test", and for some data sets "val".
+        cache: a folder for indexes that are slow to make.
+
+    >>> len(open_part("digits", None, "test"))
+    397
+    """
     info = dataset(name)
-    return info.open(folder_of(info, folder), part, cache)
+    return info.open(find_data_folder(info, folder), part, cache)

@@ -1,4 +1,4 @@
-"""Images in WebDataset tars: KEY.jpg beside KEY.cls, read at their offsets, in any order."""
+"""Images in WebDataset tars: KEY.jpg beside KEY.cls, read in any order at their offsets."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import NamedTuple, final
 import numpy as np
 
 from sparsefw.atomic_io import replaced_file
+from sparsefw.data.cache_entries import VERSION, content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.files import VERSION, content_hash, shards
+from sparsefw.data.image_source import Item, Source, checked_class
 from sparsefw.data.images import decode_rgb, is_image
-from sparsefw.data.source import Item, Source, checked_class
+from sparsefw.data.shards import find_shards
 
 PATTERNS = {"train": ("train-*.tar", "*train*.tar"), "test": ("val-*.tar", "validation-*.tar", "*val*.tar")}
 
 
 class Index(NamedTuple):
-    """Where every image lies: number of its shard, offset and size in bytes, class, name of the member."""
+    """The place of every image: number of its shard, offset and size in bytes, class, name of the member."""
 
     shard: np.ndarray
     offset: np.ndarray
@@ -34,7 +35,7 @@ class Index(NamedTuple):
 
 @final
 class TarSource(Source):
-    """The images of a list of tars, found through an index."""
+    """The images of a list of tars, read by an index."""
 
     def __init__(self, files: Sequence[Path], index: Index, classes: int) -> None:
         super().__init__(classes, None)
@@ -47,7 +48,7 @@ class TarSource(Source):
     def load(self, i: int) -> Item:
         path = self._files[self._index.shard[i]]
         try:
-            with path.open("rb") as file:  # anew every time: an open file would be shared with forked workers
+            with path.open("rb") as file:  # every time: forked workers would share an open file and its position
                 file.seek(self._index.offset[i])
                 data = file.read(self._index.size[i])
         except OSError as error:
@@ -60,69 +61,70 @@ class TarSource(Source):
         return f"{self._files[self._index.shard[i]]} member {os.fsdecode(bytes(self._index.member[i]))}"
 
     def blocks(self) -> list[range]:
-        """A shard each."""
+        """Return the images of each shard."""
         bounds = [0, *(np.flatnonzero(np.diff(self._index.shard)) + 1).tolist(), len(self)]
-        return [range(a, b) for a, b in itertools.pairwise(bounds)]
+        return [range(start, end) for start, end in itertools.pairwise(bounds)]
 
     def fingerprint(self) -> str:
         return content_hash(("tar", self.classes), ((path.name, path) for path in self._files))
 
 
 def present(folder: Path) -> bool:
+    """Return whether a folder holds such tars."""
     return any(any(folder.glob(pattern)) for patterns in PATTERNS.values() for pattern in patterns)
 
 
 def open_tars(folder: Path, part: str, cache: Path | None, *, classes: int) -> TarSource:
-    """Scanning the headers of all tars takes minutes for ImageNet: with a `cache` folder it is done once."""
-    files = shards(folder, PATTERNS[part])
+    """Open a part. The index of all tars, which takes minutes for ImageNet, is kept in the folder `cache`."""
+    files = find_shards(folder, PATTERNS[part])
     if not files:
         raise DataError(f"{folder} has no {part} part; expected tars {' or '.join(PATTERNS[part])}")
-    kept = None if cache is None else cache / f"tar-index-{_stamp(files)}.npz"
-    index = None if kept is None else _read_index(kept, files)
+    index_path = None if cache is None else cache / f"tar-index-{_stamp(files)}.npz"
+    index = None if index_path is None else _read_index(index_path, files)
     if index is None:
         index = _scan(files)
-        if kept is not None:
-            _write_index(kept, index)
+        if index_path is not None:
+            _write_index(index_path, index)
     for i in np.flatnonzero((index.label < 0) | (index.label >= classes))[:1]:
         checked_class(int(index.label[i]), classes, TarSource(files, index, classes).name(int(i)))
     return TarSource(files, index, classes)
 
 
 def _stamp(files: Sequence[Path]) -> str:
-    """Names, sizes and times: hashing the content would take longer than the scan."""
+    """Return a hash of names, sizes and times of files; hashing their content would take longer than the scan."""
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr((VERSION, facts)).encode()).hexdigest()
 
 
 def _write_index(path: Path, index: Index) -> None:
     try:
-        with replaced_file(path) as aside, aside.open("wb") as file:
+        with replaced_file(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **index._asdict())
     except OSError as error:
         raise DataError(f"cannot write the cache {path}: {error.strerror or error}") from error
 
 
 def _read_index(path: Path, files: Sequence[Path]) -> Index | None:
-    """None where there is none, or a damaged one (the zip container has checksums)."""
+    """Return the index in a file; None where the file is missing or damaged, which the checksums of npz files show."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             index = Index(*(arrays[name] for name in Index._fields))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    whole = len({len(array) for array in index}) == 1 and len(index.shard) > 0 and index.shard.max() < len(files)
-    return index if whole else None
+    is_whole = len({len(array) for array in index}) == 1 and len(index.shard) > 0 and index.shard.max() < len(files)
+    return index if is_whole else None
 
 
 def _scan(files: Sequence[Path]) -> Index:
-    found = [(number, *entry) for number, path in enumerate(files) for entry in _images(path)]
-    shard, offset, size, label, member = zip(*found, strict=True)
+    entries = [(number, *entry) for number, path in enumerate(files) for entry in _scan_tar(path)]
+    shard, offset, size, label, member = zip(*entries, strict=True)
     return Index(
         np.array(shard, np.int32), np.array(offset), np.array(size), np.array(label, np.int64), np.array(member)
     )
 
 
-def _images(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
-    """Offset, size, class and name of every image of a tar. The files of one sample have one key and follow each other."""
+def _scan_tar(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield offset, size, class and name of every image. The files of a sample have the same key and are adjacent."""
     try:
         with tarfile.open(path, mode="r:") as tar:
             members = (member for member in _members(tar) if member.isfile())
@@ -134,8 +136,8 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
                 if not images and not labels:
                     continue  # a readme, or files of another kind
                 if len(images) != 1 or len(labels) != 1:
-                    there = ", ".join(member.name for member in sample)
-                    raise DataError(f"{path} sample {key} has {there}; expected one image and one .cls")
+                    names = ", ".join(member.name for member in sample)
+                    raise DataError(f"{path} sample {key} has {names}; expected one image and one .cls")
                 file = tar.extractfile(labels[0])
                 text = file.read() if file else b""
                 if not text.strip().isdigit():
@@ -151,10 +153,10 @@ def _images(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while (member := tar.next()) is not None:
         yield member
-        vars(tar)["members"].clear()  # it would keep a million of them
+        vars(tar)["members"].clear()  # tarfile would keep all of them, a million for ImageNet
 
 
 def _key(name: str) -> str:
-    """The path up to the first dot of the file name."""
+    """Return the path up to the first dot of the file name."""
     folder, file = os.path.split(name)
     return os.path.join(folder, file.split(".")[0])

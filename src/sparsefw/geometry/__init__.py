@@ -1,4 +1,4 @@
-"""Views, gauges and the feasible regions they make: pure tensor functions, no modules, no configuration."""
+"""Views, gauges, and the feasible regions that they form: pure functions of tensors, no modules, no configuration."""
 
 from sparsefw.geometry.gauges import NM, Gauge, KSparse, KSupport, Lp
 from sparsefw.geometry.regions import (

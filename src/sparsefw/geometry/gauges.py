@@ -1,8 +1,8 @@
 """Gauges: norms of magnitude vectors, each defined once.
 
-A gauge is a norm that ignores signs and order, so it is enough to state it for m >= 0. A view (views.py) turns weights,
-filters or singular values into such an m; the product of a view and a gauge is a feasible region (regions.py). All
-functions work along the last axis and treat the leading axes as a batch.
+A gauge is a norm that ignores signs, so it is enough to state it for m >= 0. A view (views.py) turns weights, filters or singular
+values into such an m; the product of a view and a gauge is a feasible region (regions.py). All functions work along the last axis
+and treat the leading axes as a batch.
 
 With ``ball = {u : norm(u) <= 1}`` a gauge answers:
 
@@ -12,8 +12,9 @@ With ``ball = {u : norm(u) <= 1}`` a gauge answers:
     project(m, r)   argmin ||x - m|| over norm(x) <= r
     longest(n)      max ||u||_2 over the ball in R^n: half the L2 diameter
     widest(n)       max norm(u) over ||u||_2 <= 1 in R^n: a cheap bound, norm(m) <= widest * ||m||_2
-    support(n)      how many entries of a maximizer can be nonzero
-    tip             what a maximizer looks like on its support
+    support(n)      the largest number of nonzero entries of a maximizer
+    tip             the values of a maximizer on its support
+    check(n)        ValueError where the gauge is not defined on R^n
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparsefw.geometry.select import keep_top_k
 
 
 class Tip(enum.Enum):
-    """How the maximizer depends on m over its support: this decides how much of a spectrum an oracle must compute."""
+    """The values of a maximizer on its support: they decide how much of a spectrum an oracle must compute."""
 
     PROPORTIONAL = "m / ||m||"
     FLAT = "all ones"
@@ -69,7 +70,11 @@ class Gauge(ABC):
 
 @dataclass(frozen=True)
 class Lp(Gauge):
-    """norm(m) = (sum m_i^p)^(1/p) for 1 <= p <= inf; its dual is Lq with 1/p + 1/q = 1."""
+    """norm(m) = (sum m_i^p)^(1/p) for 1 <= p <= inf; its dual is Lq with 1/p + 1/q = 1.
+
+    >>> Lp(1).norm(torch.tensor([3.0, 4.0])), Lp(1).dual_norm(torch.tensor([3.0, 4.0]))
+    (tensor(7.), tensor(4.))
+    """
 
     p: float
 
@@ -79,6 +84,7 @@ class Lp(Gauge):
 
     @property
     def q(self) -> float:
+        """The exponent of the dual norm."""
         return math.inf if self.p == 1 else 1.0 if self.p == math.inf else self.p / (self.p - 1)
 
     @property
@@ -98,7 +104,7 @@ class Lp(Gauge):
             return ones_where_nonzero(m)
         if self.p == 2:
             return over(m, self.dual_norm(m))
-        # By the largest entry first: q - 1 grows without bound as p falls to 1, and so would a power of a ratio above 1.
+        # Divide by the largest entry first: q - 1 grows without bound as p falls to 1, and so do powers of numbers above 1.
         power = over(m, m.amax(-1)) ** (self.q - 1)
         return over(power, self.norm(power))
 
@@ -123,7 +129,11 @@ class Lp(Gauge):
 
 @dataclass(frozen=True)
 class KSparse(Gauge):
-    """Unit ball: hull of the sign vectors with at most k nonzeros. norm(m) = max(max m, sum m / k)."""
+    """Unit ball: hull of the sign vectors with at most k nonzeros. norm(m) = max(max m, sum m / k).
+
+    >>> KSparse(2).maximizer(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([1., 0., 1.])
+    """
 
     k: int
     tip = Tip.FLAT
@@ -158,7 +168,11 @@ class KSparse(Gauge):
 
 @dataclass(frozen=True)
 class KSupport(Gauge):
-    """Unit ball: hull of the vectors with at most k nonzeros and L2 norm at most 1 (Argyriou et al. 2012)."""
+    """Unit ball: hull of the vectors with at most k nonzeros and L2 norm at most 1 (Argyriou et al. 2012).
+
+    >>> KSupport(2).maximizer(torch.tensor([3.0, 1.0, 4.0]))
+    tensor([0.6000, 0.0000, 0.8000])
+    """
 
     k: int
     tip = Tip.PROPORTIONAL
@@ -170,7 +184,7 @@ class KSupport(Gauge):
         """norm^2 = (the j largest entries)^2 + (sum of the others)^2 / (k - j), for the right j < k.
 
         The right j is the largest whose j-th entry exceeds the average (sum of the others) / (k - j). Neighbouring j
-        differ by the square of the slack of that test, so a near-tie decided wrongly costs nothing: no tolerance.
+        differ by the square of the slack of that test, so a near-tie decided wrongly costs nothing, and no tolerance is needed.
         """
         k = self.k
         ordered = m.sort(dim=-1, descending=True).values
@@ -178,7 +192,7 @@ class KSupport(Gauge):
         heads = torch.nn.functional.pad(ordered.square().cumsum(-1), (1, 0))[..., :k]
         last_kept = torch.nn.functional.pad(ordered[..., : k - 1], (1, 0), value=math.inf)  # j = 0 always qualifies
         shares = torch.arange(k, 0, -1, dtype=m.dtype, device=m.device)  # k - j
-        # j counts up to k - 1, and the largest that qualifies is wanted: argmax finds the first in reversed order.
+        # The largest j that qualifies is wanted, and argmax finds the first: search in reversed order.
         qualifies = (shares * last_kept > tails).flip(-1).to(torch.uint8)
         j = (k - 1 - qualifies.argmax(-1)).unsqueeze(-1)
         tail = tails.gather(-1, j)
@@ -212,7 +226,10 @@ class KSupport(Gauge):
 class NM(Gauge):
     """Unit ball: hull of the vectors of L2 norm at most 1 with at most n nonzeros in each block of m consecutive entries.
 
-    norm(x)^2 = sum over blocks of (n-support norm)^2: the dual is an L2 combination of block norms, so this one is too.
+    norm(x)^2 = sum over blocks of (n-support norm)^2: the dual norm is an L2 combination of block norms, hence so is the norm.
+
+    >>> NM(1, 2).maximizer(torch.tensor([3.0, 1.0, 2.0, 4.0]))
+    tensor([0.6000, 0.0000, 0.0000, 0.8000])
     """
 
     n: int
@@ -261,23 +278,24 @@ class NM(Gauge):
 
 
 def divide(numerator: Tensor | float, norm: Tensor) -> Tensor:
-    """numerator / norm, 0 where the norm is negligible (1e-12 is a legal one): what has no direction stays at 0."""
-    empty = negligible(norm)  # NaN is not: it must show in the result
+    """Return numerator / norm, and 0 where the norm is negligible: a vector without a direction stays 0."""
+    empty = negligible(norm)  # NaN is not negligible: it must show in the result
     return torch.where(empty, 0, numerator / torch.where(empty, 1, norm))
 
 
 def over(m: Tensor, norm: Tensor) -> Tensor:
-    """Each vector along the last axis divided by its norm; inverting the few norms leaves one pass over the many entries."""
+    """Return each vector along the last axis divided by its norm, and 0 where that is negligible."""
+    # Inverting the few norms leaves one pass over the many entries.
     return m * divide(1, norm).unsqueeze(-1)
 
 
 def negligible(norm: Tensor) -> Tensor:
-    """Where a norm is so small that its squares were denormal numbers, and it cannot be trusted: 7e-18 in float32."""
+    """Return where a norm is too small to be trusted, because its squares were denormal numbers: 7e-18 in float32."""
     return norm <= 64 * torch.finfo(norm.dtype).tiny ** 0.5
 
 
 def ones_where_nonzero(m: Tensor) -> Tensor:
-    """m / m with 0 / 0 = 0: unlike a comparison it lets NaN through."""
+    """Return m / m with 0 / 0 = 0: unlike a comparison it lets NaN through."""
     return m / torch.where(m == 0, 1, m)
 
 

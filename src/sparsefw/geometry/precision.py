@@ -1,4 +1,4 @@
-"""Which dtype to compute in."""
+"""The dtype in which regions and steps are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32 for half precisions, where squares over- or underflow and steps of 1e-3 vanish in the rounding."""
+    """Return float32 for half precisions, in which squares over- or underflow and steps of 1e-3 vanish; else the dtype itself."""
     if not dtype.is_floating_point:
         raise TypeError(f"regions are defined on real floating-point tensors, got {dtype}")
     return torch.float32 if dtype in HALF else dtype

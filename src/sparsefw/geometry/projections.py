@@ -4,8 +4,8 @@ Every function maps w >= 0 of shape (..., n) to ``argmin_x ||x - w||  s.t.  norm
 ``radius`` of shape (..., 1). A gauge only looks at magnitudes, so the projection of a signed vector, of groups or of a
 matrix is the projection of its magnitudes, lifted back by the view.
 
-Multipliers are found by bisection: it needs no tolerance, cannot diverge, and each halving is one cheap vector
-operation. Projections are for users and tests; training never calls them.
+Multipliers are found by bisection: it needs no tolerance, cannot diverge, and each halving is one cheap vector operation.
+Projections are for users and tests; training never calls them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALVINGS = 60
 
 
 def bisect(increasing: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """The point where `increasing` turns from negative to positive, elementwise between `low` and `high`."""
+    """Return the point where `increasing` turns from negative to positive, elementwise between `low` and `high`."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         left = increasing(middle) < 0
@@ -29,7 +29,11 @@ def bisect(increasing: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
 
 
 def onto_simplex(w: Tensor, radius: Tensor) -> Tensor:
-    """argmin ||x - w|| over x >= 0 with sum(x) = radius; w may have any sign."""
+    """argmin ||x - w|| over x >= 0 with sum(x) = radius; w may have any sign.
+
+    >>> onto_simplex(torch.tensor([2.0, 1.0, -1.0]), torch.tensor([1.0]))
+    tensor([1., 0., 0.])
+    """
     ordered = w.sort(dim=-1, descending=True).values
     counts = torch.arange(1, w.shape[-1] + 1, dtype=w.dtype, device=w.device)
     shifts = (ordered.cumsum(-1) - radius) / counts
@@ -38,18 +42,21 @@ def onto_simplex(w: Tensor, radius: Tensor) -> Tensor:
 
 
 def onto_l1(w: Tensor, radius: Tensor) -> Tensor:
+    """argmin ||x - w|| over sum(x) <= radius."""
     return torch.where(w.sum(-1, keepdim=True) <= radius, w, onto_simplex(w, radius))
 
 
 def onto_l2(w: Tensor, radius: Tensor) -> Tensor:
+    """argmin ||x - w|| over ||x|| <= radius."""
     length = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
     return torch.where(length <= radius, w, w * (radius / length))
 
 
 def onto_lp(w: Tensor, radius: Tensor, p: float) -> Tensor:
-    """Stationarity x + c p x^(p-1) = w per entry; the multiplier c >= 0 and then each x by bisection.
+    """argmin ||x - w|| over sum(x^p) <= radius^p, by bisection: first for the multiplier c >= 0, then for each entry.
 
-    Both are scaled by the radius first, so that powers neither over- nor underflow for moderate p.
+    Each entry solves x + c p x^(p-1) = w. Entries are divided by the radius first, so that powers neither over- nor underflow for
+    moderate p.
     """
     scaled = w / radius
 
@@ -67,7 +74,7 @@ def onto_lp(w: Tensor, radius: Tensor, p: float) -> Tensor:
 
 
 def onto_k_sparse(w: Tensor, radius: Tensor, k: int) -> Tensor:
-    """The intersection of the box [0, radius]^n with sum(x) <= k radius: soft cut, then clip."""
+    """argmin ||x - w|| over the box [0, radius]^n with sum(x) <= k radius: soft cut, then clip."""
 
     def cut(c: Tensor) -> Tensor:
         return (w - c).clamp(min=0).minimum(radius)
@@ -80,7 +87,7 @@ def onto_k_sparse(w: Tensor, radius: Tensor, k: int) -> Tensor:
 
 
 def onto_k_support(w: Tensor, radius: Tensor, k: int, norm: Callable[[Tensor], Tensor]) -> Tensor:
-    """Blocks (..., blocks, size), each with budget k; `norm` is their joint norm, of shape (...).
+    """argmin ||x - w|| over norm(x) <= radius, for blocks (..., blocks, size) with budget k each; `norm` is their joint norm.
 
     The proximal map of (c/2) norm^2, with the multiplier c > 0 that reaches the radius. In each block the weights are
     ``t_i = clip(a w_i - c, 0, 1)`` with sum(t) = k, and ``x_i = t_i w_i / (t_i + c)``: the largest entries (t = 1) are
@@ -101,7 +108,7 @@ def onto_k_support(w: Tensor, radius: Tensor, k: int, norm: Callable[[Tensor], T
         return count_at_least((1 + c) / a, strictly=False), count_at_least(c / a, strictly=True)
 
     def slope(c: Tensor) -> Tensor:
-        """a such that each block's weights sum to k (all ones on the support where fewer than k are nonzero)."""
+        """Return the a at which each block's weights sum to k, or are all 1 where fewer than k entries are nonzero."""
 
         def excess(log_a: Tensor) -> Tensor:
             a = log_a.exp()
@@ -126,7 +133,7 @@ def onto_k_support(w: Tensor, radius: Tensor, k: int, norm: Callable[[Tensor], T
         return w
     # From 0 as a competitor: c/2 norm(x)^2 <= 1/2 ||w||^2, so beyond ||w||^2 / radius^2 the norm is below the radius.
     high = w.square().sum((-2, -1), keepdim=True) / limit.square()
-    # By its logarithm: c may be as large as the square of how far outside w is, and x depends on c / (1 + c).
+    # Bisect the logarithm: c grows with the square of the distance, and x depends on c / (1 + c).
     high = high.clamp(min=torch.finfo(w.dtype).tiny ** 0.5)
     c = bisect(lambda log_c: limit.square() - joint(log_c.exp()), high.log() - 70, high.log()).exp()
     a = slope(c)

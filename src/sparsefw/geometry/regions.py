@@ -2,12 +2,12 @@
 
     { x : gauge.norm(view(x)) <= radius }
 
-This file is the "what set" half of the paper; optim/reference.py is the "what step" half. There is one class, `Ball`; the
-named regions below are its useful pairs, and their docstrings state the set and its vertices.
+There is one class, `Ball`. The named regions below are its useful pairs of view and gauge; their docstrings state the set and its
+vertices. This file states the sets of the paper, optim/reference.py its step.
 
-Conventions: an oracle MINIMISES, ``lmo(g) in argmin_{x in region} <x, g>``, and returns the vertex itself; the vertex has
-exactly k nonzero magnitudes (fewer only where the gradient has fewer), whatever the ties; ``lmo(0) = 0``. Every method
-takes one tensor, or with ``stacked=True`` a stack of tensors along a leading axis, each of which is one point.
+Conventions: an oracle MINIMISES, ``lmo(g) in argmin_{x in region} <x, g>``, and returns the vertex itself. The vertex has
+exactly k nonzero magnitudes, whatever the ties, and fewer only where the gradient has fewer; ``lmo(0) = 0``. Every method takes
+one tensor, or with ``stacked=True`` a stack of tensors along a leading axis, each of which is one point.
 """
 
 from __future__ import annotations
@@ -29,7 +29,18 @@ from sparsefw.geometry.views import Elements, ExactSVD, Groups, Partition, Spect
 
 @dataclass(frozen=True, repr=False)
 class Ball:
-    """{ x : gauge.norm(view(x)) <= radius }: convex, compact, symmetric about 0."""
+    """{ x : gauge.norm(view(x)) <= radius }: convex, compact, symmetric about 0.
+
+    view     what counts as one magnitude of x
+    gauge    the norm of the magnitudes
+    radius   a positive, finite number
+
+    >>> region = KSupportBall(k=1, radius=2.0)
+    >>> region.lmo(torch.tensor([3.0, -4.0]))
+    tensor([-0., 2.])
+    >>> region.norm(torch.tensor([3.0, -4.0])), region.dual_norm(torch.tensor([3.0, -4.0]))
+    (tensor(7.), tensor(4.))
+    """
 
     view: View
     gauge: Gauge
@@ -46,8 +57,7 @@ class Ball:
     def lmo(self, g: Tensor, *, stacked: bool = False) -> Tensor:
         """argmin <x, g> over the region: a vertex, exactly optimal (spectral regions by a full SVD)."""
         x, _ = self._scaled(g, stacked)
-        magnitudes, lift = self.view.split(x)
-        return self._result(-self.radius * lift(self.gauge.maximizer(magnitudes)), g, stacked)
+        return self._result(-self.radius * self.view.maximizer(self.gauge, x), g, stacked)
 
     def norm(self, x: Tensor, *, stacked: bool = False) -> Tensor:
         """The gauge of the magnitudes: x is in the region where norm(x) <= radius."""
@@ -59,8 +69,8 @@ class Ball:
 
     def gap(self, x: Tensor, g: Tensor, *, stacked: bool = False) -> Tensor:
         """The Frank-Wolfe gap max <x - u, g> over u in the region: 0 exactly at stationary points."""
-        both = x.double() * g.double()
-        inner = both.flatten(1).sum(-1) if stacked else both.sum()
+        products = x.double() * g.double()
+        inner = products.flatten(1).sum(-1) if stacked else products.sum()
         return inner.to(working_dtype(g.dtype)) + self.radius * self.dual_norm(g, stacked=stacked)
 
     def project(self, x: Tensor, *, stacked: bool = False) -> Tensor:
@@ -69,15 +79,15 @@ class Ball:
         radius = magnitudes.new_full((magnitudes.shape[0], 1), self.radius)
         inside = self.gauge.norm(magnitudes) <= self.radius
         projected = lift(self.gauge.project(magnitudes, radius))
-        # Where x is 1e12 times too long the multiplier cannot be resolved any more: feasible all the same.
+        # Where x is 1e12 times too long, floats cannot resolve the multiplier: the result must be feasible even then.
         projected = self._result(self.pull_inside(projected, stacked=True), x, stacked)
-        # What is inside is returned as it is, not as rounded by the way through the magnitudes.
+        # A point inside is returned unchanged: splitting and lifting it would round it.
         return torch.where(_per_block(inside, x), x, projected)
 
     def pull_inside(self, x: Tensor, *, stacked: bool = False) -> Tensor:
-        """x where it is in the region, else x * radius / norm(x): the cheap way in, which keeps the direction."""
+        """Return x where it is in the region, else x * radius / norm(x), which keeps the direction and is cheap."""
         norm = self.norm(x, stacked=stacked)
-        # Entries are rounded once more on the way back to half precision: half a unit each, and never outwards.
+        # Half precisions round each entry once more, by half a unit: leave room for it.
         margin = 1 - torch.finfo(x.dtype).eps if norm.dtype != x.dtype else 1.0
         factor = torch.where(norm > self.radius, self.radius / norm * margin, 1)
         return (x * _per_block(factor, x)).to(x.dtype)
@@ -91,14 +101,15 @@ class Ball:
         return 2 * self.radius * self.gauge.longest(self.count(shape))
 
     def with_diameter(self, diameter: float, shape: Sequence[int]) -> Ball:
-        """The same ball with the radius at which its L2 diameter is `diameter`."""
+        """Return this ball with the radius at which its L2 diameter is `diameter`."""
         return replace(self, radius=diameter / (2 * self.gauge.longest(self.count(shape))))
 
     def with_radius(self, radius: float) -> Ball:
+        """Return this ball with another radius."""
         return replace(self, radius=radius)
 
     def count(self, shape: Sequence[int]) -> int:
-        """How many magnitudes a tensor of this shape has; ValueError where the region is not defined on it."""
+        """Return how many magnitudes a tensor of this shape has; ValueError where the region is not defined on it."""
         try:
             if len(shape) == 0:
                 raise ValueError("a scalar has no magnitudes to choose from")
@@ -109,32 +120,39 @@ class Ball:
         return count
 
     def oracle(self, stack: Tensor, warm: Tensor | None = None, iterations: int = 1) -> tuple[Tensor, Tensor | None]:
-        """The oracle as training calls it: (vertices of the UNIT ball that maximise <u, stack>, warm start for next time).
+        """argmax <u, x> over the UNIT ball for every x of the stack, as training computes it; times -radius it is the LMO.
 
-        Times -radius it is the LMO. It never syncs with the host and can be captured in a CUDA graph. Spectral regions
-        follow the leading subspace from `warm` instead of an SVD; for them the vertex is feasible but only nearly best.
-        In float32 a gradient whose norm is below 1e-17 counts as zero (`lmo` rescales first and has no such floor).
-        Half precisions are computed in float32, which the warm start keeps.
+        It never syncs with the host and can be captured in a CUDA graph. Spectral regions follow the leading subspace from `warm`
+        instead of an SVD; their vertex is feasible but only nearly optimal. In float32 a gradient whose norm is below 1e-17
+        counts as zero (`lmo` rescales first and has no such floor). Half precisions are computed in float32, which the warm start
+        keeps.
+
+        Args:
+            stack: (b, *shape).
+            warm: the warm start that the last call returned, or None.
+            iterations: power iterations of spectral regions.
+
+        Returns:
+            The vertices (b, *shape), and the warm start for the next call; None for regions that need none.
         """
         vertices, warm = self.view.oracle(self.gauge, stack.to(working_dtype(stack.dtype)), warm, iterations)
         return vertices.to(stack.dtype), warm
 
     def plain(self) -> dict[str, Any]:
-        """As nested dictionaries of plain values; `from_plain` is the way back."""
-        return {"view": views.plain(self.view), "gauge": views.plain(self.gauge), "radius": self.radius}
+        """Return the ball as nested dictionaries of plain values, which `from_plain` reads."""
+        return {"view": views.to_plain(self.view), "gauge": views.to_plain(self.gauge), "radius": self.radius}
 
     @staticmethod
     def from_plain(values: dict[str, Any]) -> Ball:
+        """Return the ball that `plain` has described."""
         return Ball(_rebuild(values["view"]), _rebuild(values["gauge"]), float(values["radius"]))
 
     @property
     def name(self) -> str:
-        """The constructor's name where this pair of view and gauge has one."""
-        kind = (
-            type(self.view).__name__,
-            f"L{self.gauge.p:g}" if isinstance(self.gauge, Lp) else type(self.gauge).__name__,
-        )
-        return _NAMES.get(kind) or _NAMES.get((kind[0], "Lp")) or " of ".join(reversed(kind))
+        """The name of the constructor of this pair of view and gauge, or a description where it has none."""
+        view = type(self.view).__name__
+        gauge = f"L{self.gauge.p:g}" if isinstance(self.gauge, Lp) else type(self.gauge).__name__
+        return _NAMES.get((view, gauge)) or _NAMES.get((view, "Lp")) or f"{gauge} of {view}"
 
     def __str__(self) -> str:
         details = ", ".join(f"{key}={value:g}" for key, value in vars(self.gauge).items())
@@ -150,7 +168,7 @@ class Ball:
         return value if stacked else value[0]
 
     def _scaled(self, x: Tensor, stacked: bool) -> tuple[Tensor, Tensor]:
-        """The stack divided by the largest entry of each block: squares of 1e-30 or 1e30 then neither vanish nor overflow."""
+        """Return the stack divided by the largest entry of each block, and these entries: squares must not vanish or overflow."""
         stack = self._stack(x, stacked)
         scale = stack.flatten(1).abs().amax(-1)
         safe = torch.where(scale == 0, 1, scale)
@@ -168,21 +186,27 @@ class Ball:
 
 @dataclass(frozen=True)
 class Simplex:
-    """{ x >= 0 : sum(x) = radius }: not a ball, so it has a linear oracle, a projection and a membership test only."""
+    """{ x >= 0 : sum(x) = radius }: no ball, so it has only a linear oracle, a projection and a membership test.
+
+    >>> Simplex().lmo(torch.tensor([2.0, -1.0, 0.0]))
+    tensor([0., 1., 0.])
+    """
 
     radius: float = 1.0
 
     def lmo(self, g: Tensor) -> Tensor:
-        """radius * e_j with j = argmin g, exactly one nonzero entry also where all entries are equal."""
+        """argmin <x, g> over the simplex: radius * e_j with j = argmin g, one nonzero entry even on ties."""
         vertex = torch.zeros_like(g).flatten()
         vertex.scatter_(0, g.flatten().argmin().unsqueeze(0), self.radius)
         return vertex.view(g.shape)
 
     def project(self, x: Tensor) -> Tensor:
+        """argmin ||y - x|| over y in the simplex."""
         flat = x.double().flatten()
         return onto_simplex(flat, flat.new_tensor([self.radius])).view(x.shape).to(x.dtype)
 
     def contains(self, x: Tensor, *, tolerance: float = 1e-5) -> Tensor:
+        """Whether x >= 0 and sum(x) = radius, up to a relative tolerance for rounding; a boolean tensor."""
         slack = tolerance * self.radius
         return (x >= -slack).all() & ((x.double().sum() - self.radius).abs() <= slack)
 
@@ -210,7 +234,10 @@ def NMBall(n: int, m: int, radius: float = 1.0, axis: int = 1) -> Ball:
 def GroupKSupportBall(
     k: int, radius: float = 1.0, *, axis: int = 0, labels: Tensor | Sequence[int] | None = None
 ) -> Ball:
-    """conv{ x : at most k nonzero groups, ||x||_2 <= radius }: k filters move. Groups: slices along an axis, or labelled."""
+    """conv{ x : at most k nonzero groups, ||x||_2 <= radius }: k filters move.
+
+    Groups are the slices along an axis, or sets of entries with equal labels.
+    """
     return Ball(_groups(axis, labels), KSupport(k), radius)
 
 
@@ -239,6 +266,7 @@ def SpectralBall(radius: float = 1.0, solver: ExactSVD | WarmSubspace = WarmSubs
     return Ball(Spectrum(solver), Lp(math.inf), radius)
 
 
+# Every named region by its name, for lists and tests.
 REGIONS: dict[str, Callable[..., Ball] | type[Simplex]] = {
     constructor.__name__: constructor
     for constructor in (
@@ -279,7 +307,7 @@ def _rebuild(values: Any) -> Any:
 
 
 def _per_block(values: Tensor, x: Tensor) -> Tensor:
-    """One value per block (b,), or a single one, in the shape that broadcasts against x."""
+    """Return one value per block (b,), or a single value, in the shape that broadcasts against x."""
     return values.view([-1] + [1] * (x.ndim - 1))
 
 

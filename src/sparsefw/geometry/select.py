@@ -1,4 +1,9 @@
-"""Exactly the k largest: of every row of a stack, without waiting for the device; of one vector, the same everywhere."""
+"""Exactly the k largest.
+
+Where magnitudes are tied, "the k largest" is not unique, and a threshold takes too many. Every function here takes exactly k.
+Those for training accept any choice among equal ones and never wait for the device; those for files choose by position, so that
+every device and every reader of a file chooses alike.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +17,49 @@ _PARTITION_FROM = 16_384
 
 
 def keep_top_k(magnitudes: Tensor, k: int) -> Tensor:
-    """The magnitudes with all but exactly k largest along the last axis set to 0, whatever the ties; no host sync."""
+    """Return the magnitudes with all but exactly k largest along the last axis set to 0; no host sync.
+
+    >>> keep_top_k(torch.tensor([3.0, 1.0, 2.0]), 2)
+    tensor([3., 0., 2.])
+    """
     count = magnitudes.shape[-1]
     if k >= count:
         return magnitudes
-    if (
-        magnitudes.device.type == "cpu"
-        and count >= _PARTITION_FROM
-        and magnitudes.dtype in (torch.float32, torch.float64)
-    ):
+    on_cpu = magnitudes.device.type == "cpu"
+    if on_cpu and count >= _PARTITION_FROM and magnitudes.dtype in (torch.float32, torch.float64):
         return _keep_by_partition(magnitudes, k)
     values, chosen = magnitudes.topk(k, dim=-1, sorted=False)
     return torch.zeros_like(magnitudes).scatter_(-1, chosen, values)
 
 
+def top_k_indices(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the indices of exactly k largest entries along the last axis, in any order; no host sync."""
+    return magnitudes.topk(k, dim=-1, sorted=False).indices
+
+
 def top_k_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """True at exactly k largest entries along the last axis; no host sync. Which of equal ones, is the device's choice."""
-    chosen = magnitudes.topk(k, dim=-1, sorted=False).indices
-    return torch.zeros_like(magnitudes, dtype=torch.bool).scatter_(-1, chosen, True)
+    """Return True at exactly k largest entries along the last axis; no host sync."""
+    mask = torch.zeros_like(magnitudes, dtype=torch.bool)
+    return mask.scatter_(-1, top_k_indices(magnitudes, k), True)
+
+
+def without_smallest_mask(magnitudes: Tensor, removed: Tensor) -> Tensor:
+    """Return False at exactly `removed` smallest entries along the last axis, of equal ones the first.
+
+    The number is a tensor on the device, which the host never reads: all entries are sorted.
+    """
+    order = magnitudes.argsort(dim=-1, stable=True)
+    stays = torch.arange(magnitudes.shape[-1], device=magnitudes.device) >= removed
+    mask = torch.zeros_like(magnitudes, dtype=torch.bool)
+    return mask.scatter_(-1, order, stays.expand_as(magnitudes))
 
 
 def first_k_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """True at exactly k largest entries of a vector; of equal ones the first, so that every device and file chooses alike."""
+    """Return True at exactly k largest entries of a vector, of equal ones the first.
+
+    >>> first_k_mask(torch.tensor([1.0, 2.0, 1.0]), 2)
+    tensor([ True,  True, False])
+    """
     if not k:
         return torch.zeros_like(magnitudes, dtype=torch.bool)
     threshold = magnitudes.kthvalue(magnitudes.numel() - k + 1).values
@@ -41,6 +67,15 @@ def first_k_mask(magnitudes: Tensor, k: int) -> Tensor:
     equal = (magnitudes == threshold).nonzero().flatten()
     mask[equal[: k - int(mask.sum())]] = True
     return mask
+
+
+def smallest_k(magnitudes: Tensor, k: int) -> Tensor:
+    """Return the indices of exactly k smallest entries of a vector, smallest first, of equal ones the first.
+
+    >>> smallest_k(torch.tensor([1.0, 2.0, 1.0]), 2)
+    tensor([0, 2])
+    """
+    return magnitudes.argsort(stable=True)[:k]
 
 
 # A custom operator, so that torch.compile takes it as one opaque step instead of tracing into numpy.

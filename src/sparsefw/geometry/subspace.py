@@ -1,13 +1,13 @@
 """Leading singular subspaces without an SVD, and the SVD itself with its fallbacks.
 
-The spectral k-support oracle does not need singular triplets. For any U with k orthonormal columns the best feasible
-point with column space in span(U) is ``-r U U^T G / ||U^T G||``, and it is optimal when U spans the top k left singular
-vectors of G. So the only work is to keep such a U while G drifts from step to step: one block power iteration from the
-last step's subspace, which is three matrix products and a small Cholesky factor. Where k is small, one direction that
-lags behind is a large share of all, so a few more are followed and the best k chosen among them (`leading`).
+The spectral k-support oracle needs no singular triplets. For any U with k orthonormal columns, the best feasible point with
+column space in span(U) is ``-r U U^T G / ||U^T G||``, and it is optimal when U spans the top k left singular vectors of G. So it
+is enough to maintain such a U while G drifts from step to step: one block power iteration from the last step's subspace, which is
+three matrix products and a small Cholesky factor. Where k is small, a single direction that lags behind is a large share of all:
+there a few more directions are followed, and the best k chosen among them (`leading`).
 
-Feasibility never depends on how well this converges (any matrix of rank k and norm r is feasible); only the quality of the
-vertex does, and `certificate` bounds it.
+Feasibility never depends on how well this converges: any matrix of rank k and norm r is feasible. Only the quality of the vertex
+does, and `SFW.diagnostics` measures and bounds it.
 
 Legend: G (b, n, m) with n <= m, U (b, n, c), B = U^T G (b, c, m), V (b, m, c) the warm start, for c >= k columns.
 """
@@ -26,21 +26,19 @@ from sparsefw.geometry.precision import HALF
 # Relative to a unit diagonal in float64: far above the rounding of float32 columns squared (4e-15), far below anything
 # that would bend a direction that matters. It makes the Gram matrix of dependent columns positive definite.
 _SHIFT = 1e-12
-
-
 FOLLOWED = 16  # directions, where fewer are wanted
-_ROUNDS = 3
+_ROUNDS = 3  # of orthogonal iteration among them
 
 
 class Basis(NamedTuple):
-    """basis U (b, n, c) and coefficients B = U^T G (b, c, m): the best stand-in for G with these columns is U B."""
+    """basis U (b, n, c) and coefficients B = U^T G (b, c, m): the nearest matrix to G with column space in span(U) is U B."""
 
     basis: Tensor
     coefficients: Tensor
 
 
 def start(matrix: Tensor, k: int) -> Tensor:
-    """A V (b, m, k) in general position that depends on the shape alone, so that reruns and ranks agree.
+    """Return a V (b, m, k) in general position that depends on the shape alone, so that reruns and processes agree.
 
     Quadratic phases modulo 1 look random, need no generator, and can be compiled and captured.
     """
@@ -51,7 +49,7 @@ def start(matrix: Tensor, k: int) -> Tensor:
 
 
 def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
-    """(U, U^T G) for U near the leading left singular vectors of G, and the V to start from next time."""
+    """Return (U, U^T G) for U near the leading left singular vectors of G, and the V from which the next call starts."""
     for _ in range(iterations):
         U = orthonormal(G @ V)
         B = U.mT @ G
@@ -63,14 +61,18 @@ def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
 
 
 def columns(k: int, count: int) -> int:
-    """How many directions are followed for the k leading of `count`: more where these are few, and few of all."""
+    """Return how many directions to follow for the k leading ones of `count`: more than k where k is below 16 and few of all.
+
+    >>> columns(4, 100), columns(4, 10), columns(64, 512)
+    (16, 4, 64)
+    """
     return k if 4 * k >= count else min(count, max(k, FOLLOWED))
 
 
 def leading(subspace: Basis, k: int) -> Basis:
-    """The k leading directions within the span of U: those of the small H = B B^T, whose eigenvectors are what U sees of G's.
+    """Return the k leading directions within the span of U: the leading eigenvectors of the small matrix H = B B^T.
 
-    Orthogonal iteration Z <- orth(H^2 Z) from its k longest axes, which are nearly right, since the last step's were.
+    By orthogonal iteration Z <- orth(H^2 Z) from its k longest axes, which are nearly right: the last step's were.
     """
     U, B = subspace
     if U.shape[-1] == k:
@@ -89,10 +91,10 @@ def leading(subspace: Basis, k: int) -> Basis:
 
 
 def orthonormal(P: Tensor) -> Tensor:
-    """Orthonormal columns with the span of P, by CholeskyQR2; a zero column stays zero.
+    """Return orthonormal columns with the span of P, by CholeskyQR2; a zero column stays zero.
 
-    The Gram matrix is formed in float64 whatever the input: it squares the condition number, and with TF32 products
-    training ended in NaN. Householder QR would be stabler still, but has no batched form on GPUs.
+    The Gram matrix is formed in float64 whatever the input: it squares the condition number, and with TF32 products training
+    ended in NaN. Householder QR would be even stabler, but has no batched form on GPUs.
     """
     Q = P.double()
     for _ in range(2):
@@ -131,55 +133,20 @@ def polar_factor(B: Tensor, smallest: float = 1e-3) -> Tensor:
     return (Q @ X).to(B.dtype)
 
 
-class Certificate(NamedTuple):
-    """Bounds on quality = <vertex, G> / <best vertex, G> for the k-support gauge, in (0, 1], each (b,).
-
-    `captured` = ||B|| / ||G|| is free but loose for flat spectra; `lower` costs a few matrix-vector products.
-    """
-
-    captured: Tensor
-    lower: Tensor
-
-
-def certificate(G: Tensor, subspace: Basis, power_steps: int = 8) -> Certificate:
-    """Lower bounds by Ky Fan's inequality: sum_{i<=k} s_i(G)^2 <= ||B||^2 + min(||R||_F^2, k ||R||_2^2), R = G - U B.
-
-    ||R||_2 is estimated from below by power steps and raised by 10 %, so `lower` is an estimate of a bound.
-    """
-    U, B = (part.double() for part in subspace)
-    G = G.double()
-    residual = G - U @ B
-    probe = start(residual, 1)
-    for _ in range(power_steps):
-        probe = residual.mT @ (residual @ _unit(probe))
-    spectral = 1.1**2 * torch.linalg.vector_norm(residual @ _unit(probe), dim=(-2, -1)).square()
-    kept = torch.linalg.vector_norm(B, dim=(-2, -1)).square()
-    lost = torch.minimum(torch.linalg.vector_norm(residual, dim=(-2, -1)).square(), B.shape[-2] * spectral)
-    total = torch.linalg.vector_norm(G, dim=(-2, -1)).square()
-    one = torch.ones_like(kept)
-    captured = torch.where(total > 0, kept / total, one).clamp(max=1).sqrt()
-    return Certificate(captured, torch.where(kept + lost > 0, kept / (kept + lost), one).sqrt())
-
-
-def _unit(x: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return x / torch.where(length > 0, length, 1)
-
-
 def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """U, s, V^T of (..., n, m): the default driver, then gesvd, then the CPU; NaN or inf in the input is an error."""
+    """Return U, s, V^T of (..., n, m), by the default driver, else gesvd, else on the CPU; ValueError on NaN or inf."""
     U, s, Vh = _with_fallbacks(lambda x, **driver: torch.linalg.svd(x, full_matrices=False, **driver), matrix)
     return U, s, Vh
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """s of (..., n, m), with the same fallbacks."""
+    """Return the singular values of (..., n, m), with the same fallbacks."""
     (s,) = _with_fallbacks(lambda x, **driver: (torch.linalg.svdvals(x, **driver),), matrix)
     return s
 
 
 def gram_vectors(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors (..., n, n) and values of wide matrices (..., n, m) in float64, largest first, from W W^T.
+    """Return left singular vectors (..., n, n) and values of wide matrices (..., n, m) in float64, largest first, from W W^T.
 
     Exact to 1e-8 of the largest singular value, and 30 times faster than a decomposition of W: for figures, diagnostics and cuts.
     """
@@ -191,7 +158,7 @@ def gram_vectors(wide: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gram_values(matrix: Tensor) -> Tensor:
-    """The singular values alone, of (..., n, m), largest first, in float64 and as exact; NaN where there is NaN or inf."""
+    """Return the singular values alone, of any (..., n, m), equally exact; NaN where the matrix holds NaN or inf."""
     W = matrix.double()
     gram = W @ W.mT if W.shape[-2] <= W.shape[-1] else W.mT @ W
     if not bool(gram.isfinite().all()):
@@ -204,7 +171,7 @@ def _with_fallbacks(decompose: Callable[..., tuple[Tensor, ...]], matrix: Tensor
         raise ValueError(
             f"singular values of a matrix with NaN or inf in it are undefined (shape {tuple(matrix.shape)})"
         )
-    if matrix.dtype in HALF:  # which nothing decomposes
+    if matrix.dtype in HALF:  # no driver decomposes these
         return tuple(part.to(matrix) for part in _with_fallbacks(decompose, matrix.float()))
     try:
         return decompose(matrix)

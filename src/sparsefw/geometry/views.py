@@ -1,17 +1,25 @@
 """Views: what counts as one magnitude of a tensor.
 
-A view splits a tensor x into magnitudes m >= 0 and a way to lift changed magnitudes back:
+Pruning weights, pruning filters and lowering ranks look like three problems. They are one problem in three views. Each of them
+describes a weight by a list of numbers m >= 0, its magnitudes: the absolute values of its entries, the norms of its filters, or
+its singular values. In each of them, a weight is easy to compress when few of these numbers are large and all others are nearly
+zero. A view is such a description. It splits a tensor x into its magnitudes and a lift, the function that turns changed
+magnitudes back into a tensor:
 
-    Elements   m = |x|               lift(m') = sign(x) * m'          (no gauge raises a zero, so the sign of 0 never matters)
-    Groups     m = norms of groups   lift(m') = m'_i * x_i / |x_i|     filters, neurons, any partition
-    Spectrum   m = singular values   lift(m') = U diag(m') V^T         a conv n x c x d x d seen as n x (c d d)
+    Elements   m = |x|               lift(m') = sign(x) * m'
+    Groups     m = norms of groups   lift(m') = m'_i * x_i / |x_i|     filters, neurons, heads, any partition
+    Spectrum   m = singular values   lift(m') = U diag(m') V^T         a convolution n x c x d x d seen as n x (c d d)
 
-Three known sparsity notions are the same sentence in three views: "few magnitudes are large" means few weights under
-Elements, few filters under Groups, low rank under Spectrum. What "few" and "large" mean is the gauge's business
-(gauges.py). In all three, ``<lift(m'), x> = <m', m>``, and ``||lift(m')|| = ||m'||``, which is why an oracle, a
-projection or a norm of the magnitudes is one of the tensor.
+Two identities hold in every view, and everything else rests on them:
 
-Views work on a stack: x has shape (b, *shape) for b blocks of equal shape, magnitudes have shape (b, count).
+    <lift(m'), x> = <m', m>          ||lift(m')|| = ||m'||
+
+Because of them, a problem about the tensor is solved on the vector m, and its solution lifted: the best vertex of a ball, the
+nearest point in it, the nearest tensor with few nonzero magnitudes. What "few" and "large" mean is left to the gauge (gauges.py),
+a norm of m. Three known sets show the pattern. They have the same gauge, sum(m) <= 1: under Elements it gives the L1 ball of the
+lasso, under Groups the ball of the group lasso, under Spectrum the nuclear-norm ball.
+
+Views work on a stack: x has the shape (b, *shape) for b blocks of equal shape, and magnitudes have the shape (b, count).
 """
 
 from __future__ import annotations
@@ -27,6 +35,8 @@ from torch import Tensor
 
 from sparsefw.geometry import subspace
 from sparsefw.geometry.gauges import Gauge, Tip, divide, over
+from sparsefw.geometry.matrices import matrices_of, wide_matrices
+from sparsefw.geometry.select import top_k_indices
 
 Lift = Callable[[Tensor], Tensor]
 Shape = Sequence[int]
@@ -35,20 +45,34 @@ Shape = Sequence[int]
 class View(ABC):
     @abstractmethod
     def split(self, x: Tensor) -> tuple[Tensor, Lift]:
-        """Magnitudes (b, count) of a stack (b, *shape), and the function that lifts changed magnitudes."""
+        """Return the magnitudes (b, count) of a stack (b, *shape), and the function that lifts changed magnitudes."""
 
     @abstractmethod
     def count(self, shape: Shape) -> int:
-        """How many magnitudes a tensor of this shape has; ValueError where the view does not apply."""
+        """Return how many magnitudes a tensor of this shape has; ValueError where the view does not apply."""
 
     def magnitudes(self, x: Tensor) -> Tensor:
-        """The magnitudes alone."""
+        """Return the magnitudes alone."""
         return self.split(x)[0]
 
-    def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:
-        """argmax <u, x> over the unit ball of the gauge, for training: no host sync; `warm` is this view's only state."""
+    def maximizer(self, gauge: Gauge, x: Tensor) -> Tensor:
+        """argmax <u, x> over the unit ball of the gauge: a vertex, exactly optimal."""
         magnitudes, lift = self.split(x)
-        return lift(gauge.maximizer(magnitudes)), None
+        return lift(gauge.maximizer(magnitudes))
+
+    def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:
+        """The maximizer as training computes it, without a host sync.
+
+        Args:
+            gauge: the norm whose unit ball is maximised over.
+            x: the stack (b, *shape).
+            warm: the warm start that the last call returned; only Spectrum has one.
+            iterations: how many power iterations Spectrum takes.
+
+        Returns:
+            The vertices, and the warm start for the next call.
+        """
+        return self.maximizer(gauge, x), None
 
     @property
     def any_column_order(self) -> bool:
@@ -58,13 +82,18 @@ class View(ABC):
 
 @dataclass(frozen=True)
 class Elements(View):
-    """Every entry is a magnitude. With `axis`, they are listed along it, zero-padded to whole blocks of `block`."""
+    """Magnitudes are the absolute values of the entries.
+
+    axis     list them along this axis; None: in memory order
+    block    pad the axis with zeros to whole blocks of this length
+    """
 
     axis: int | None = None
     block: int = 1
 
     def split(self, x: Tensor) -> tuple[Tensor, Lift]:
         if self.axis is None:
+            # The sign of 0 does not matter: no gauge raises a magnitude that is 0.
             return x.abs().flatten(1), lambda m: m.view(x.shape).copysign(x)
         position = _position(self.axis, x.ndim - 1) + 1
         along = x.movedim(position, -1)
@@ -89,7 +118,7 @@ class Elements(View):
 
 
 class Partition:
-    """Which group each entry of a flattened tensor belongs to: labels 0 .. count-1, each used at least once."""
+    """The group of each entry of a flattened tensor: labels 0 .. count-1, each used at least once."""
 
     def __init__(self, labels: Tensor | Sequence[int]) -> None:
         flat = torch.as_tensor(labels).detach().cpu().flatten()
@@ -108,6 +137,7 @@ class Partition:
         self._moved: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
+        """Return the labels on this device, copied there once."""
         if device not in self._moved:
             self._moved[device] = self.labels.to(device)
         return self._moved[device]
@@ -126,7 +156,7 @@ class Partition:
 class Groups(View):
     """Magnitudes are the L2 norms of disjoint groups: the slices along `axis` (0: filters, neurons), or a `partition`.
 
-    width: so many adjacent slices form a group, such as the columns of an attention head.
+    width    how many adjacent slices form a group, such as the columns of an attention head
     """
 
     axis: int = 0
@@ -164,6 +194,7 @@ class Groups(View):
 
     @property
     def rows(self) -> bool:
+        """Whether a group is one slice along the first axis."""
         return self.axis == 0 and self.partition is None and self.width == 1
 
     @property
@@ -171,14 +202,33 @@ class Groups(View):
         return self.rows
 
 
+def maximizer_rows(gauge: Gauge, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maximizer of a view of rows without building it.
+
+    Args:
+        gauge: a gauge of support k.
+        norms: (b, n), the norms of the rows of x.
+
+    Returns:
+        (b, k) the rows on which the maximizer is not 0, and (b, k) the factors by which these rows of x are multiplied.
+    """
+    unit = gauge.maximizer(norms)
+    rows = top_k_indices(unit, gauge.support(norms.shape[-1]))
+    return rows, divide(unit.gather(-1, rows), norms.gather(-1, rows))
+
+
 @dataclass(frozen=True)
 class ExactSVD:
-    """The oracle by a full singular value decomposition: exact, slow, syncs with the host."""
+    """Compute the oracle by a full singular value decomposition: exact, slow, syncs with the host."""
 
 
 @dataclass(frozen=True)
 class WarmSubspace:
-    """The oracle by block power iterations from the last step's subspace: `iterations` a step, more on the first ones."""
+    """Compute the oracle by block power iterations from the last step's subspace: no SVD, no host sync, nearly optimal.
+
+    iterations         of each step
+    first_iterations   of each of the first FIRST_STEPS steps, in which momentum buffers turn fast
+    """
 
     iterations: int = 1
     first_iterations: int = 4
@@ -199,38 +249,35 @@ class Spectrum(View):
             raise ValueError(f"solver must be ExactSVD() or WarmSubspace(), got {self.solver!r}")
 
     def split(self, x: Tensor) -> tuple[Tensor, Lift]:
-        U, s, Vh = subspace.svd(x.reshape(x.shape[0], x.shape[1], -1))
+        U, s, Vh = subspace.svd(matrices_of(x))
         return s, lambda m: ((U * m.unsqueeze(-2)) @ Vh).view(x.shape)
 
     def magnitudes(self, x: Tensor) -> Tensor:
-        return subspace.singular_values(x.reshape(x.shape[0], x.shape[1], -1))
+        return subspace.singular_values(matrices_of(x))
 
     def count(self, shape: Shape) -> int:
         return min(shape[0], _numel(shape[1:]))
 
     def oracle(self, gauge: Gauge, x: Tensor, warm: Tensor | None, iterations: int) -> tuple[Tensor, Tensor | None]:
-        matrix = x.reshape(x.shape[0], x.shape[1], -1)
-        if matrix.shape[1] > matrix.shape[2]:
-            matrix = matrix.mT
-            vertex, warm = self._wide_oracle(gauge, matrix, warm, iterations)
-            return vertex.mT.reshape(x.shape), warm
-        vertex, warm = self._wide_oracle(gauge, matrix, warm, iterations)
-        return vertex.view(x.shape), warm
+        matrices, back = wide_matrices(x)
+        vertices, warm = self._wide_oracle(gauge, matrices, warm, iterations)
+        return back(vertices), warm
 
     def _wide_oracle(
         self, gauge: Gauge, G: Tensor, warm: Tensor | None, iterations: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Only the part of the spectrum that a maximizer can touch is computed: the gauge's support."""
+        """Compute only that part of the spectrum on which a maximizer can be nonzero: the gauge's support."""
         count = G.shape[1]
         if self._by_svd(gauge):
-            return View.oracle(self, gauge, G, None, iterations)
+            return self.maximizer(gauge, G), None
         if not self.follows(gauge, count):
             return (_over_norm(G) if gauge.tip is Tip.PROPORTIONAL else subspace.polar_factor(G)), None
         k = gauge.support(count)
-        c = subspace.columns(k, count)
-        V = subspace.start(G, c) if warm is None or warm.shape[-1] < c else warm[..., :c]  # k may have changed since
-        found, V = subspace.top_subspace(G, V, iterations)
-        U, B = subspace.leading(found, k)
+        columns = subspace.columns(k, count)
+        is_usable = warm is not None and warm.shape[-1] >= columns  # k may have changed since
+        V = warm[..., :columns] if is_usable else subspace.start(G, columns)  # type: ignore[index]
+        basis, V = subspace.top_subspace(G, V, iterations)
+        U, B = subspace.leading(basis, k)
         if gauge.tip is Tip.PROPORTIONAL:
             return _over_norm(U @ B), V  # divided by its own norm: feasible however inexact U is
         return U @ subspace.polar_factor(B), V
@@ -239,11 +286,11 @@ class Spectrum(View):
         return isinstance(self.solver, ExactSVD) or gauge.tip is Tip.CURVED
 
     def follows(self, gauge: Gauge, count: int) -> bool:
-        """Whether the oracle follows a subspace by iterations, and is only nearly best."""
+        """Whether the oracle follows a subspace by iterations, so that its vertex is only nearly optimal."""
         return not self._by_svd(gauge) and gauge.support(count) < count
 
     def iterations(self, age: int) -> int:
-        """How many power iterations a block takes that has made `age` steps: the first momentum buffers turn fast."""
+        """Return the number of power iterations for a block that has taken `age` steps."""
         if isinstance(self.solver, ExactSVD):
             return 0
         return self.solver.first_iterations if age < FIRST_STEPS else self.solver.iterations
@@ -273,10 +320,10 @@ def _numel(shape: Shape) -> int:
     return total
 
 
-def plain(value: Any) -> Any:
-    """A view or a gauge as dictionaries of plain values, for state dicts and files that are never unpickled."""
+def to_plain(value: Any) -> Any:
+    """Return a view or a gauge as dictionaries of plain values, for state dicts and files that are never unpickled."""
     if isinstance(value, Partition):
         return {"type": "Partition", "labels": value.labels.tolist()}
     if isinstance(value, (View, Gauge, ExactSVD, WarmSubspace)):
-        return {"type": type(value).__name__, **{name: plain(part) for name, part in vars(value).items()}}
+        return {"type": type(value).__name__, **{name: to_plain(part) for name, part in vars(value).items()}}
     return value

@@ -1,12 +1,12 @@
-"""Kinds: filters, neurons, heads, rank, weights, N:M. One record each, which everybody else asks."""
+"""Kinds: filters, neurons, heads, rank, weights and N:M, one record each, which all other packages read."""
 
-from sparsefw.kinds.kind import DEFAULT_GAUGE, GAUGES, Kind, region_maker
+from sparsefw.kind_words import PATTERN, is_pattern
+from sparsefw.kinds.kind import DEFAULT_GAUGE, GAUGES, Kind, ball_maker
 from sparsefw.kinds.known import (
     FILTERS,
     HEADS,
     KINDS,
     NEURONS,
-    PATTERN,
     RANK,
     WEIGHTS,
     Pattern,
@@ -27,8 +27,9 @@ __all__ = [
     "WEIGHTS",
     "Kind",
     "Pattern",
+    "ball_maker",
     "in_order",
+    "is_pattern",
     "kind_of",
     "kinds_in_words",
-    "region_maker",
 ]

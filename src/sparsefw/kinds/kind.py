@@ -1,9 +1,9 @@
-"""A kind: what users constrain, cut, plot and ask for, by one word.
+"""A kind: what users constrain, cut, plot and ask for, by one name.
 
-    kind = a view of a weight (geometry) + the layers whose weights it looks at + the unit that is removed, with its words
+    kind = a view of a weight (geometry) + the layers whose weights it applies to + the unit that is removed, with its words
 
-Training, compression, recipes, reports and the command line ask this record; none of them spells a name. What a kind does to a
-network is in compression/kinds, registered for it there.
+Training, compression, recipes, reports and the command line read this record; none of them compares names. How a kind cuts a
+network (in place, masked, removed), refits it and writes a plan is a stage in compression/kinds, registered under its family.
 """
 
 from __future__ import annotations
@@ -17,27 +17,35 @@ from torch import Tensor, nn
 from sparsefw.geometry import Ball, Gauge, KSparse, KSupport, View
 from sparsefw.layer_types import TRANSPOSED
 
-# The other half of a region: k-support lets what it chooses grow in proportion to its gradient, k-sparse all by the same amount.
+# k-support lets the chosen units grow in proportion to their gradients, k-sparse all by the same amount.
 GAUGES: dict[str, Callable[[int], Gauge]] = {"k-support": KSupport, "k-sparse": KSparse}
 DEFAULT_GAUGE = "k-support"
 
 
-def region_maker(view: View, gauge: str) -> Callable[[int], Ball]:
-    """k -> the unit ball of the view and the gauge of this name."""
+def ball_maker(view: View, gauge: str) -> Callable[[int], Ball]:
+    """Return the function from k to the unit ball of the view and the gauge of this name.
+
+    >>> from sparsefw.geometry import Elements
+    >>> ball_maker(Elements(), "k-sparse")(3)
+    KSparsePolytope(k=3, radius=1)
+    """
     return lambda k: Ball(view, GAUGES[gauge](k))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A word for a view, the layers that it is meant for, and what is removed.
+    """A name for a view, the layers that it applies to, and the units that are removed.
 
-    name         the word, as users type it
-    units        what is removed, in tables and figures
+    name         as users type it
+    units        the words for the removed units, in tables and figures
     view         what counts as one magnitude of a weight
     layers       module types whose weights it constrains
-    allocation   how much each layer loses where nothing is said: "uniform", the same fraction; "global", one threshold for all
-    of_channels  the units are outputs of layers, removed with all that reads them; form="masked" zeroes them in place instead
-    shrinks      removing them makes tensors smaller; where it does not, zeros stay in place and only bytes fall
+    gauge        which regions it constrains weights to, unless the user says otherwise: a name in GAUGES
+    allocation   how much each layer loses, unless the user says otherwise: "uniform", the same fraction; "global", one threshold
+                 for all layers
+    score        by which units are ranked for removal, unless the user says otherwise; None: by their magnitudes in the view
+    of_channels  units are outputs of layers, removed with everything that reads them; form="masked" zeroes them in place instead
+    shrinks      removing units makes tensors smaller; if not, zeros stay in place and only bytes fall
     least_w      below this w short trainings under the paper's rule hardly learn
     """
 
@@ -45,24 +53,26 @@ class Kind:
     units: str
     view: View
     layers: tuple[type[nn.Module], ...]
+    gauge: str = DEFAULT_GAUGE
     allocation: str = "uniform"
+    score: str | None = None
     of_channels: bool = False
     shrinks: bool = True
     least_w: float = 0.0
 
     @property
     def takes_k(self) -> bool:
-        """Whether users say how many may grow."""
+        """Whether the user chooses how many units may grow."""
         return True
 
     @property
     def family(self) -> str:
-        """The name under which compression knows it: its own, but for N:M."""
+        """The name under which compression registers its stage: that of the kind, but for patterns N:M."""
         return self.name
 
     @property
     def only_ratio(self) -> float | None:
-        """The one ratio that it removes; None: any."""
+        """The only ratio that it can remove; None: any."""
         return None
 
     @property
@@ -71,22 +81,28 @@ class Kind:
         return " or ".join(layer.__name__ for layer in self.layers)
 
     def request(self, ratio: float) -> dict[str, Any]:
-        """What `compress` is asked for this ratio, as keyword arguments."""
+        """Return the keyword arguments of `compress` that remove this ratio."""
         return {self.name: ratio}
 
     def views(self, model: nn.Module) -> dict[str, View]:
-        """Name of every parameter that it constrains -> how it sees that one."""
+        """Return name -> view for every parameter that it constrains."""
         return {
             f"{name}.weight" if name else "weight": self.view
             for name, module in model.named_modules(remove_duplicate=False)
             if isinstance(module, self.layers)
         }
 
-    def region(self, view: View, gauge: str, transposed: bool) -> Callable[..., Ball]:
-        """The function that makes the unit ball for a weight, from k where the kind takes one."""
-        return region_maker(view, gauge)
+    def region_maker(self, view: View, gauge: str | None, output_axis: int) -> Callable[..., Ball]:
+        """Return the function that makes the unit ball for a weight, from k where the kind takes one.
 
-    def unfit(self, module: nn.Module, weight: Tensor) -> str:
-        """Why a region makes no sense on this layer although its type fits; empty where it does."""
-        grouped = isinstance(module, TRANSPOSED) and module.groups > 1
-        return "grouped transposed: no axis of filters" if grouped else ""
+        Args:
+            view: how the kind sees this weight.
+            gauge: the name of a gauge; None: the kind's own.
+            output_axis: the axis of the weight that counts output channels.
+        """
+        return ball_maker(view, gauge or self.gauge)
+
+    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str:
+        """Return why a region makes no sense on this layer although its type fits; empty where it does."""
+        is_grouped = isinstance(module, TRANSPOSED) and module.groups > 1
+        return "grouped transposed: no axis of filters" if is_grouped else ""

@@ -1,4 +1,4 @@
-"""The kinds that there are, in the order in which several are applied to one network."""
+"""The registered kinds, in the order in which several are applied to one network."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Elements, Groups, NMBall, Spectrum, View
+from sparsefw.kind_words import PATTERN, is_pattern
 from sparsefw.kinds.heads import Heads
 from sparsefw.kinds.kind import Kind
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, input_axis
 from sparsefw.text import did_you_mean
 
-FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), of_channels=True)
-NEURONS = Kind("neurons", "neurons", Groups(), (nn.Linear,), of_channels=True, least_w=3.0)
-HEADS = Heads("heads", "attention heads", Groups(axis=1), (), of_channels=True, least_w=3.0)
+FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), score="l1", of_channels=True)
+NEURONS = Kind("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
+HEADS = Heads("heads", "attention heads", Groups(axis=1), (), score="l1", of_channels=True, least_w=3.0)
 RANK = Kind("rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED), least_w=0.2)
 WEIGHTS = Kind(
     "weights",
@@ -30,12 +31,9 @@ WEIGHTS = Kind(
 )
 
 
-PATTERN = "N:M"
-
-
 @dataclass(frozen=True)
 class Pattern(Kind):
-    """N:M: of every m weights along the input channels at most n are not 0."""
+    """N:M: at most n of every m weights along the input channels are not 0."""
 
     n: int = 2
     m: int = 4
@@ -55,45 +53,61 @@ class Pattern(Kind):
     def request(self, ratio: float) -> dict[str, Any]:
         return {WEIGHTS.name: self.name}
 
-    def region(self, view: View, gauge: str, transposed: bool) -> Callable[..., Ball]:
-        return lambda: NMBall(self.n, self.m, axis=0 if transposed else 1)
+    def region_maker(self, view: View, gauge: str | None, output_axis: int) -> Callable[..., Ball]:
+        return lambda: NMBall(self.n, self.m, axis=1 - output_axis)
 
-    def unfit(self, module: nn.Module, weight: Tensor) -> str:
-        inputs = weight.shape[0 if isinstance(module, TRANSPOSED) else 1]
-        return super().unfit(module, weight) or (
-            f"{inputs} input channels: nothing to choose" if inputs <= self.n else ""
-        )
+    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str:
+        inputs = weight.shape[input_axis(module)]
+        too_few = f"{inputs} input channels: nothing to choose" if inputs <= self.n else ""
+        return super().unfit_reason(module, weight) or too_few
 
 
-def _pattern(word: str) -> Pattern:
-    numbers = re.fullmatch(r"(\d+):(\d+)", word)
+def _pattern(name: str) -> Pattern:
+    numbers = re.fullmatch(r"(\d+):(\d+)", name)
     n, m = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if not 0 < n < m:
-        raise ValueError(f"unknown kind {word!r}: a pattern is N:M with 0 < N < M, such as 2:4")
-    units = f"weights in the pattern {word}"
-    return Pattern(word, units, WEIGHTS.view, WEIGHTS.layers, WEIGHTS.allocation, shrinks=False, least_w=0.4, n=n, m=m)
+        raise ValueError(f"unknown kind {name!r}: a pattern is N:M with 0 < N < M, such as 2:4")
+    return Pattern(
+        name,
+        f"weights in the pattern {name}",
+        WEIGHTS.view,
+        WEIGHTS.layers,
+        allocation=WEIGHTS.allocation,
+        shrinks=False,
+        least_w=WEIGHTS.least_w,
+        n=n,
+        m=m,
+    )
 
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (FILTERS, NEURONS, HEADS, RANK, WEIGHTS)}
 
 
-def kind_of(word: object) -> Kind:
-    """The kind of this name; ValueError, the same everywhere, where there is none."""
-    if isinstance(word, Kind):
-        return word
-    if isinstance(word, str) and word in KINDS:
-        return KINDS[word]
-    if isinstance(word, str) and ":" in word:
-        return _pattern(word)
-    close = did_you_mean(word, KINDS) if isinstance(word, str) else ""
-    raise ValueError(f"unknown kind {word!r}{close}; there are {kinds_in_words()}")
+def kind_of(name: object) -> Kind:
+    """Return the kind of this name; a kind is returned unchanged.
+
+    Raises:
+        ValueError: there is no such kind. The message is the same everywhere.
+
+    >>> kind_of("rank").units, kind_of("2:4").only_ratio
+    ('singular values', 0.5)
+    """
+    if isinstance(name, Kind):
+        return name
+    if isinstance(name, str) and name in KINDS:
+        return KINDS[name]
+    if isinstance(name, str) and is_pattern(name):
+        return _pattern(name)
+    suggestion = did_you_mean(name, KINDS) if isinstance(name, str) else ""
+    raise ValueError(f"unknown kind {name!r}{suggestion}; there are {kinds_in_words()}")
 
 
 def kinds_in_words() -> str:
-    return f"{', '.join(KINDS)} and N:M such as 2:4"
+    """Return the list of all kinds, for messages."""
+    return f"{', '.join(KINDS)} and {PATTERN} such as 2:4"
 
 
 def in_order(kinds: Iterable[Kind]) -> list[Kind]:
-    """In the order in which they are applied and listed; patterns last."""
+    """Return the kinds in the order in which they are applied and listed; patterns last."""
     order = list(KINDS)
     return sorted(kinds, key=lambda kind: (order.index(kind.name) if kind.name in order else len(order), kind.name))

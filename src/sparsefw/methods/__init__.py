@@ -1,4 +1,4 @@
-"""Training methods, one short file each. What is imported here is registered, listed, configured and tested."""
+"""Training methods, one short file each. A method is registered by being imported here."""
 
 from sparsefw.methods.abfp import ABFP
 from sparsefw.methods.base import METHODS, Backward, Batch, Method, OptimizerSettings, method_from

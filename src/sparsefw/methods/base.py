@@ -1,4 +1,7 @@
-"""Method: how gradients are made, what moves the weights, and what happens between steps."""
+"""Method, the base of all training methods, and their registry.
+
+A method is a frozen record of its settings, with hooks that the training loop calls.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from torch import Tensor, nn
 from sparsefw.config_base import ConfigError, Section, parse
 from sparsefw.data.batches import Batch
 from sparsefw.kinds import FILTERS, Kind
-from sparsefw.methods.layers import layers_of
+from sparsefw.methods.weight_stacks import weight_stacks
 from sparsefw.optim import SFW
 from sparsefw.text import did_you_mean
 
 
 class Backward(Protocol):
-    """Forward, loss and backward on a batch: gradients, times `scale`, are added to .grad; sums of metrics come back."""
+    """One forward and backward pass: adds the gradient of the loss, times `scale`, to .grad and returns sums of metrics."""
 
     @property
     def scale(self) -> float | Tensor: ...
@@ -27,7 +30,14 @@ class Backward(Protocol):
 
 
 class OptimizerSettings(NamedTuple):
-    """What every method is given alike, so that methods are compared and not their settings."""
+    """The settings of the optimizer, which are the same for every method: a comparison then compares methods.
+
+    lr, momentum, weight_decay, nesterov   of the optimizer
+    rest       "sgd" or "adamw": the optimizer of parameters without a region
+    rest_lr    learning rate of these
+    steps      of the whole training
+    example    a batch of inputs, for methods that follow channels through the network
+    """
 
     lr: float
     momentum: float
@@ -36,10 +46,11 @@ class OptimizerSettings(NamedTuple):
     rest: str
     rest_lr: float
     steps: int
-    example: Tensor | None = None  # a batch such as the network gets, for methods that follow it through
+    example: Tensor | None = None
 
     def make(self, groups: Any, **changes: Any) -> SFW:
-        usual = dict(
+        """Return the optimizer of these param groups, with some of its arguments changed."""
+        arguments = dict(
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
@@ -47,45 +58,47 @@ class OptimizerSettings(NamedTuple):
             rest=self.rest,
             rest_lr=self.rest_lr,
         )
-        return SFW(groups, **{**usual, **changes})
+        return SFW(groups, **{**arguments, **changes})
 
 
 class Method(Section):
-    """A training method, which is its own typed configuration. The hooks, in the order in which a run calls them:
+    """A training method; its fields are its settings. The hooks, in the order in which a run calls them:
 
-    optimizer     once: the optimizer for the model's parameters
-    gradients     every step: add gradients to .grad. One look at the batch here; methods that look twice override it
-    adjust        every step, when .grad is complete: mean over the batch, unscaled. Add what a penalty adds, or mask
-    after_step    every step, when the weights have moved, before they are averaged. Learning rates may be tensors
-    after_epoch   when an epoch has ended, after its last step, and before the weights are evaluated
+    optimizer     once: return the optimizer of the model's parameters
+    gradients     every step: add gradients to .grad, by one pass over the batch unless overridden
+    adjust        every step, when .grad is the complete, unscaled mean over the batch: add the gradient of a penalty, or mask
+    after_step    every step, after the weights have moved and before they are averaged; learning rates may be tensors
+    after_epoch   every epoch, after its last step and before the weights are evaluated
 
-    gradients, adjust and after_step are part of the step that is captured in a CUDA graph: they do the same in every step and
-    never wait for the device. `uncapturable` says why a method cannot. What changes with the epoch belongs into after_epoch.
+    gradients, adjust and after_step are captured in a CUDA graph: they do the same in every step and never wait for the device,
+    or `uncapturable` gives the reason. Changes from epoch to epoch belong in after_epoch.
 
-    title, paper  for tables
-    removes       the kind that it prepares a network for the removal of; None: any
-    looks         how often a step looks at its batch: those that do so twice cost twice as much
-    forms         its rows in `sparsefw bench train`: a name, and the settings
-    told          settings that labels in tables and figures always tell
-    averages      False: an average of its weights (train.ema) has not what they have, so it is refused
-    example       a command that trains by it
+    Class attributes:
+
+    title, paper        for tables
+    removes             the kind of units that the method prepares for removal; None: any
+    passes              forward and backward passes over the batch in a step; two cost twice as much
+    forms               the rows of the method in `sparsefw bench train`: name -> settings; "" stands for the name of the method
+    shown_settings      settings that labels in tables and figures always show
+    allows_averaging    False: averages of its weights (train.ema) are refused, because they lose the effect of the method
+    example             a command that trains by the method
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     removes: ClassVar[Kind | None] = None
-    looks: ClassVar[int] = 1
+    passes: ClassVar[int] = 1
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
-    told: ClassVar[tuple[str, ...]] = ("kind", "k", "strength")
-    averages: ClassVar[bool] = True
+    shown_settings: ClassVar[tuple[str, ...]] = ("kind", "k", "strength")
+    allows_averaging: ClassVar[bool] = True
     example: ClassVar[str] = "sparsefw train digits-resnet-sgd --set method.name={name}"
 
     name: str
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        """Here SGD (or AdamW) on all that is trained. A network without what the method looks at is refused before it is."""
+        """Return SGD (or AdamW) on all trained parameters; raise ValueError where the network has no weights for the method."""
         if self.removes is not None:
-            layers_of(model, self.removes)
+            weight_stacks(model, self.removes)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         return settings.make([{"params": trained, "region": None}])
 
@@ -99,36 +112,41 @@ class Method(Section):
         return None
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
-        """`epoch` counts from 1: it is `epochs` after the last one."""
+        """Change weights or regions after epoch number `epoch`, of 1 to `epochs`."""
 
     @property
     def uncapturable(self) -> str | None:
-        """Why steps cannot be captured in a CUDA graph, in a few words; None where they can."""
+        """The reason, in a few words, why steps cannot be captured in a CUDA graph; None where they can."""
         return None
 
     @property
-    def least_epochs(self) -> int:
-        """How many there must be for what changes between them."""
+    def min_epochs(self) -> int:
+        """The fewest epochs that the method needs."""
         return 1
 
     @property
     def prepares(self) -> Kind:
-        """What to remove after training."""
+        """The kind of units to remove after training."""
         return self.removes or FILTERS
 
     @property
     def label(self) -> str:
-        """Such as "SSL strength=0.01": its title, and the settings that are not the default ones."""
+        """The title and the settings that differ from their defaults, such as "SSL strength=0.01"."""
         words = [self.title]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if name != "name" and value is not None and (value != field.default or name in self.told):
-                plain = f"{value:g}" if isinstance(value, float) else str(value)
-                words.append(plain if name == "kind" else name if value is True else f"{name}={plain}")
+            is_shown = value != field.default or name in self.shown_settings
+            if name == "name" or value is None or not is_shown:
+                continue
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            if name == "kind":
+                words.append(text)
+            else:
+                words.append(name if value is True else f"{name}={text}")
         return " ".join(words)
 
     def overrides(self, hook: str) -> bool:
-        """Whether this method does something in `hook`."""
+        """Return whether this method does something in `hook`."""
         return getattr(type(self), hook) is not getattr(Method, hook)
 
 
@@ -137,13 +155,25 @@ M = TypeVar("M", bound=Method)
 
 
 def register(method: type[M]) -> type[M]:
-    """Class decorator: the method is known by the default of its field `name`."""
-    METHODS[method.model_fields["name"].default] = method
+    """Class decorator: add a method to METHODS under the default of its field `name`."""
+    for attribute in ("title", "paper"):
+        if not hasattr(method, attribute):
+            raise TypeError(f"method {method.__name__}: the class attribute {attribute!r} is missing")
+    METHODS[method_name(method)] = method
     return method
 
 
-class Foreign(Method):
-    """A method that this program does not know, as a run folder names it: nothing can be trained by it, all else can be done."""
+def method_name(method: type[Method]) -> str:
+    """Return the name by which configurations call a method.
+
+    >>> method_name(METHODS["ssl"])
+    'ssl'
+    """
+    return str(method.model_fields["name"].default)
+
+
+class UnknownMethod(Method):
+    """A method that is named in a run folder but not registered here: its run can be evaluated, but not continued."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -152,19 +182,28 @@ class Foreign(Method):
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a registered method, or of one of the user's own, "module:Class"."""
+    """Return the class of a registered method, or of a method "module:Class" of the user, whose module is imported.
+
+    >>> find_method("ssl").title
+    'SSL'
+    """
     if name not in METHODS and ":" in name:
-        _import_own(name)
+        _import_user_method(name)
     if name not in METHODS:
         known = f"{', '.join(METHODS)}, and module:Class of your own"
         raise ConfigError(f"method.name={name!r}{did_you_mean(name, METHODS)}; there are {known}")
     return METHODS[name]
 
 
-def method_from(values: Any, foreign: bool = False) -> Method:
-    """The method that a table `{name: ..., settings}` describes. A name "module:Class" is of a module of the user's own.
+def method_from(values: Any, allow_unknown: bool = False) -> Method:
+    """Return the method of a table `{name: ..., settings}`.
 
-    foreign: what is not known is not looked for, since nothing will be trained.
+    Args:
+        values: the table, or a method.
+        allow_unknown: return an UnknownMethod for a name that is not registered, instead of importing its module.
+
+    >>> method_from({"name": "ssl", "strength": 0.01}).label
+    'SSL strength=0.01'
     """
     if isinstance(values, Method):
         return values
@@ -173,13 +212,13 @@ def method_from(values: Any, foreign: bool = False) -> Method:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise ConfigError(f"method: needs a name, one of {', '.join(METHODS)}")
     name = values["name"]
-    if name not in METHODS and foreign:
-        return Foreign(**values)
+    if name not in METHODS and allow_unknown:
+        return UnknownMethod(**values)
     return parse(find_method(name), values, "method")
 
 
-def _import_own(name: str) -> None:
-    """Import, hence run, the module of a method "module:Class"; its decorator registers it under this very name."""
+def _import_user_method(name: str) -> None:
+    """Import the module of a method "module:Class", whose decorator registers the method under this name."""
     module = name.partition(":")[0]
     try:
         importlib.import_module(module)
@@ -188,6 +227,6 @@ def _import_own(name: str) -> None:
             raise ConfigError(f"method.name={name!r}: module {module!r} cannot be imported: {error}") from error
         raise ConfigError(f"method.name={name!r}: there is no module {module!r}") from None
     if name not in METHODS:
-        there = ", ".join(repr(own) for own, method in METHODS.items() if method.__module__ == module)
-        what = f"it registers {there}" if there else "it registers none: is @register above the class?"
-        raise ConfigError(f"method.name={name!r}: module {module!r} registers no method of this name; {what}")
+        registered = ", ".join(repr(key) for key, method in METHODS.items() if method.__module__ == module)
+        hint = f"it registers {registered}" if registered else "it registers none: is @register above the class?"
+        raise ConfigError(f"method.name={name!r}: module {module!r} registers no method of this name; {hint}")

@@ -1,4 +1,6 @@
-"""FR: filters attract each other, so that they come to lie in a space of few dimensions.
+"""FR: SGD with a force between the filters of a layer, which turns them towards a space of few dimensions.
+
+    gradient -= strength * D,   D_i = ||W_i|| (I - w_i w_i^T) sum_{j != i} f(w_j - w_i),   W_i = ||W_i|| w_i
 
 Wen, Xu, Wu, Wang, Chen, Li: Coordinating Filters for Faster Deep Neural Networks, ICCV 2017.
 """
@@ -11,12 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from sparsefw.geometry.gauges import divide
+from sparsefw.geometry.cuts import direction
+from sparsefw.geometry.views import Groups
 from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, register
-from sparsefw.methods.layers import layers_of
+from sparsefw.methods.weight_stacks import weight_stacks
 
-_TOO_CLOSE = 1e-6  # far above the rounding of float64: unit filters at this distance have no direction between them
+_TOO_CLOSE = 1e-6  # far above the rounding of float64: between unit filters at this distance there is no direction
 
 
 @register
@@ -25,7 +28,8 @@ class FR(Method):
 
         D_i = ||W_i|| (I - w_i w_i^T) sum_{j != i} f(w_j - w_i),   W_i = ||W_i|| w_i
 
-    f(z) = z for the "l2" force, z / ||z|| for "l1". The projection keeps norms; filters that are 0 feel and cause nothing.
+    f(z) = z for the "l2" force, z / ||z|| for "l1". The projection preserves norms. Filters that are 0 neither exert nor feel
+    a force.
     """
 
     title: ClassVar[str] = "FR"
@@ -38,19 +42,21 @@ class FR(Method):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, RANK) if self.strength else ():
-            layers.add_to_gradients(-self.strength * self.forces(layers.weights()))
+        for stack in weight_stacks(model, RANK) if self.strength else ():
+            stack.add_to_gradients(-self.strength * self.forces(stack.weights()))
 
     def forces(self, weights: Tensor) -> Tensor:
-        """D of every filter, (b, n, f)."""
+        """Return D of every filter, (b, n, f)."""
         norms = torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
-        unit = weights * divide(1, norms)
-        if self.force == "l2":
-            pull = unit.sum(-2, keepdim=True)
-        else:  # w_i itself, in w_j - w_i, is projected away; distances by a Gram matrix lose half of all digits
-            exact = weights.double()
-            exact = exact * divide(1, torch.linalg.vector_norm(exact, dim=-1, keepdim=True))
-            distances = (2 - 2 * exact @ exact.mT).clamp(min=0).sqrt()
-            distances.diagonal(dim1=-2, dim2=-1).zero_()
-            pull = (torch.where(distances > _TOO_CLOSE, 1 / distances, 0) @ exact).to(weights.dtype)
+        unit = direction(Groups(), weights)
+        # The projection removes the part of the pull along w_i: only the terms of w_j are summed.
+        pull = unit.sum(-2, keepdim=True) if self.force == "l2" else _sum_over_distances(weights)
         return norms * (pull - unit * (unit * pull).sum(-1, keepdim=True))
+
+
+def _sum_over_distances(weights: Tensor) -> Tensor:
+    """Return sum_j w_j / ||w_j - w_i|| for every filter i. In float64: a Gram matrix loses half of the digits of a distance."""
+    unit = direction(Groups(), weights.double())
+    distances = (2 - 2 * unit @ unit.mT).clamp(min=0).sqrt()
+    distances.diagonal(dim1=-2, dim2=-1).zero_()
+    return (torch.where(distances > _TOO_CLOSE, 1 / distances, 0) @ unit).to(weights.dtype)

@@ -1,4 +1,7 @@
-"""GLT: SGD, followed by the proximal step of a (sparse) group lasso on the filters.
+"""GLT: SGD, followed by the proximal step of a (sparse) group lasso on the filters W_j with P weights each.
+
+    W <- soft cut of the weights by lr * strength * lasso
+    W_j <- soft cut of the norms ||W_j|| by lr * strength * (1 - lasso) * sqrt(P)
 
 Alvarez, Salzmann: Learning the Number of Neurons in Deep Networks, NeurIPS 2016.
 """
@@ -16,17 +19,15 @@ from sparsefw.geometry.cuts import soft_cut
 from sparsefw.geometry.views import Elements, Groups
 from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import register
-from sparsefw.methods.layers import layers_of
 from sparsefw.methods.proximal import Proximal
+from sparsefw.methods.weight_stacks import weight_stacks
 
 
 @register
 class GLT(Proximal):
     """SGD on the loss alone; after every step (or epoch) W <- argmin_Y 1/2 ||Y - W||^2 + lr r(Y), a (sparse) group lasso.
 
-        r(W) = strength * sum over layers of [ (1 - lasso) sqrt(P) sum_j ||W_j||_2 + lasso ||W||_1 ],
-
-    W_j the filters and P their number of weights. Solved by a soft cut of the weights, then one of the filters' norms.
+    r(W) = strength * sum over layers of [ (1 - lasso) sqrt(P) sum_j ||W_j||_2 + lasso ||W||_1 ]
     """
 
     title: ClassVar[str] = "GLT"
@@ -39,9 +40,9 @@ class GLT(Proximal):
 
     @torch.no_grad()
     def cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, FILTERS):
-            weights = layers.weights()
+        for stack in weight_stacks(model, FILTERS):
+            weights = stack.weights()
             if self.lasso:
                 weights = soft_cut(Elements(), weights, lr * self.lasso * self.strength)
-            group = (1 - self.lasso) * self.strength * math.sqrt(weights[0, 0].numel())
-            layers.write(soft_cut(Groups(), weights, lr * group))
+            group_strength = (1 - self.lasso) * self.strength * math.sqrt(weights[0, 0].numel())
+            stack.write(soft_cut(Groups(), weights, lr * group_strength))

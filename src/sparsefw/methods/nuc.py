@@ -1,7 +1,9 @@
-"""NUC: SGD with a penalty on the nuclear norms of the convolutions.
+"""NUC: SGD with a nuclear-norm penalty on the convolutions W = U S V^T.
+
+    gradient += strength * U V^T
 
 Denton, Zaremba, Bruna, LeCun, Fergus: Exploiting Linear Structure Within Convolutional Networks for Efficient Evaluation,
-NeurIPS 2014; the subgradient is Watson's: Characterization of the subdifferential of some matrix norms, 1992.
+NeurIPS 2014. The subgradient: Watson: Characterization of the subdifferential of some matrix norms, 1992.
 """
 
 from __future__ import annotations
@@ -16,16 +18,13 @@ from torch import nn
 from sparsefw.geometry.cuts import direction
 from sparsefw.kinds import RANK
 from sparsefw.methods.base import register
-from sparsefw.methods.layers import layers_of
 from sparsefw.methods.spectral import Spectral
+from sparsefw.methods.weight_stacks import weight_stacks
 
 
 @register
 class NUC(Spectral):
-    """SGD on loss + strength * sum of ||W||_* over all convolutions, W a matrix of filters x all else.
-
-    A subgradient of ||W||_* is U V^T where W = U S V^T.
-    """
+    """SGD on loss + strength * sum of ||W||_* over all convolutions, W a matrix with one row per filter."""
 
     title: ClassVar[str] = "NUC"
     paper: ClassVar[str] = "Denton, Zaremba, Bruna, LeCun, Fergus: NeurIPS 2014, arXiv:1404.0736; Watson 1992"
@@ -36,5 +35,5 @@ class NUC(Spectral):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, RANK) if self.strength else ():
-            layers.add_to_gradients(self.strength * direction(self.view, layers.weights()))
+        for stack in weight_stacks(model, RANK) if self.strength else ():
+            stack.add_to_gradients(self.strength * direction(self.view, stack.weights()))

@@ -1,18 +1,27 @@
-"""A second look: gradients at other weights than those that are moved."""
+"""Gradients at weights other than those that the optimizer moves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 
-@contextmanager
-def elsewhere(model: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """The parameters that have gradients, to be moved, and these gradients; afterwards all weights are where they were.
+class Perturbable(NamedTuple):
+    """The parameters that have gradients, and these gradients."""
 
-    Gradients begin anew. Norms keep the statistics of the first look: those of another network than the trained one are wrong.
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+
+
+@contextmanager
+def perturbed_weights(model: nn.Module) -> Iterator[Perturbable]:
+    """Yield the parameters to move and their gradients; when the block ends, restore all weights and buffers.
+
+    Within the block gradients start at None. Buffers are restored because statistics of norms at the moved weights are not
+    those of the trained network.
     """
     parameters: list[Tensor] = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -21,10 +30,10 @@ def elsewhere(model: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     for p in parameters:
         p.grad = None
     try:
-        yield parameters, gradients
+        yield Perturbable(parameters, gradients)
     finally:
         for weight, before in weights:
             weight.copy_(before)
-        for module, name, buffer, before in buffers:  # some modules put another tensor in the place of a buffer
+        for module, name, buffer, before in buffers:  # some modules replace the tensor of a buffer
             buffer.copy_(before)
             module._buffers[name] = buffer

@@ -1,4 +1,7 @@
-"""What methods that cut softly have in common: when they cut, and by how much at which learning rate."""
+"""The base of methods that follow SGD by a proximal step.
+
+W <- argmin_Y 1/2 ||Y - W||^2 + lr * penalty(Y)
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from sparsefw.optim import SFW
 class Proximal(Method):
     """SGD on the loss alone, and a proximal step of length lr after every step or every epoch; none where strength is 0.
 
-    It is that of the penalty, whatever the loss: layers that a step did not use are cut, too.
+    The proximal step does not depend on the loss: it also changes layers that the batch did not use.
     """
 
     strength: float
     every: Literal["step", "epoch"] = "step"
 
     @abstractmethod
-    def cut(self, model: nn.Module, lr: float | Tensor) -> None: ...
+    def cut(self, model: nn.Module, lr: float | Tensor) -> None:
+        """Take the proximal step."""
 
     def after_step(self, model: nn.Module, optimizer: SFW) -> None:
         if self.strength and self.every == "step":

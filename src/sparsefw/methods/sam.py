@@ -1,4 +1,6 @@
-"""SAM: the gradient where the loss is worst nearby.
+"""SAM: SGD with the gradient at the weights nearby where the loss is largest.
+
+    theta <- theta - lr grad(theta + rho g / ||g||),   g = grad(theta)
 
 Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
 """
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.gauges import divide
 from sparsefw.methods.base import Backward, Batch, Method, register
-from sparsefw.methods.perturbed import elsewhere
+from sparsefw.methods.perturbed import perturbed_weights
 
 
 @register
@@ -22,14 +24,14 @@ class SAM(Method):
 
     title: ClassVar[str] = "SAM"
     paper: ClassVar[str] = "Foret, Kleiner, Mobahi, Neyshabur: ICLR 2021, arXiv:2010.01412"
-    looks: ClassVar[int] = 2
+    passes: ClassVar[int] = 2
 
     name: Literal["sam"] = "sam"
     rho: float = Field(default=0.1, ge=0, allow_inf_nan=False)
 
     def gradients(self, model: nn.Module, batch: Batch, backward: Backward) -> Tensor:
         sums = backward(batch)
-        with elsewhere(model) as (parameters, g):
+        with perturbed_weights(model) as (parameters, g):
             with torch.no_grad():
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g)))  # the scale of the loss cancels
                 torch._foreach_add_(parameters, torch._foreach_mul(g, divide(self.rho, norm)))

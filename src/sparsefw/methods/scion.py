@@ -1,4 +1,6 @@
-"""Scion: Frank-Wolfe on spectral balls, the constrained relative of Muon. All directions grow alike: the contrary of low rank.
+"""Scion: Frank-Wolfe on spectral balls, the constrained relative of Muon. All directions grow alike: the opposite of low rank.
+
+    theta <- (1 - eta) theta - eta radius U V^T,   momentum = U S V^T,   eta = lr / diameter
 
 Pethick, Xie, Antonakopoulos, Zhu, Silveti-Falls, Cevher: Training Deep Learning Models with Norm-Constrained LMOs, ICML 2025;
 Jordan et al.: Muon, 2024.
@@ -22,8 +24,9 @@ from sparsefw.optim import SFW, Diameter, Rule, constrain
 class Scion(Method):
     """theta <- (1 - eta) theta + eta v with v = argmin over ||V||_2 <= radius of <V, m> = -radius U V^T, m = U S V^T.
 
-    On convolutions, seen as matrices; eta = lr / diameter, the same in every step whatever the gradient's length, as in Muon.
-    w is the size of the balls as in SparseFW: their diameter is 2 w times the norm of the default initialisation.
+    On convolutions, seen as matrices. As in Muon, eta = lr / diameter does not depend on the length of the gradient.
+
+    w   size of the balls as in SparseFW: their diameter is 2 w times the norm of the default initialisation
     """
 
     title: ClassVar[str] = "Scion"

@@ -1,4 +1,9 @@
-"""SGD with momentum (or AdamW): the baseline, trained without a thought of compression."""
+"""SGD with momentum (or AdamW, by train.rest): the baseline, which does not prepare for compression.
+
+    m <- momentum m + gradient + weight_decay theta,   theta <- theta - lr m
+
+Robbins, Monro: A Stochastic Approximation Method, Annals of Mathematical Statistics 22, 1951.
+"""
 
 from __future__ import annotations
 

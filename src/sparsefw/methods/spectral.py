@@ -1,4 +1,4 @@
-"""What methods on singular values have in common: they are found by an SVD, or by iterations that are faster."""
+"""The base of methods that act on singular values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from sparsefw.methods.base import Method
 
 
 class Spectral(Method):
-    """svd    True: by a full SVD of every layer in every step, as published; False: by Newton-Schulz iterations, which agree
-    with it for singular values above a thousandth of the largest, and never wait for the device
+    """A method on the singular values of convolutions, seen as matrices with one row per filter.
+
+    svd   True: a full SVD of every layer in every step, as published. False: Newton-Schulz iterations, which agree with it for
+          singular values above a thousandth of the largest, and never wait for the device
     """
 
     removes: ClassVar[Kind | None] = RANK

@@ -1,4 +1,6 @@
-"""SSL: SGD with a group penalty on the filters.
+"""SSL: SGD with a group penalty on the filters W_j.
+
+    gradient += strength * W_j / ||W_j||
 
 Wen, Wu, Wang, Chen, Li: Learning Structured Sparsity in Deep Neural Networks, NeurIPS 2016.
 """
@@ -15,14 +17,14 @@ from sparsefw.geometry.cuts import direction
 from sparsefw.geometry.views import Groups
 from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.base import Method, register
-from sparsefw.methods.layers import layers_of
+from sparsefw.methods.weight_stacks import weight_stacks
 
 
 @register
 class SSL(Method):
     """SGD on loss + strength * sum of ||W_j||_2 over the filters W_j of all convolutions.
 
-    Its gradient is strength * W_j / ||W_j||, and 0 for a filter that is 0. (The filter-wise term of the paper's four.)
+    This is the filter-wise term of the four in the paper. Filters that are 0 stay 0.
     """
 
     title: ClassVar[str] = "SSL"
@@ -34,5 +36,5 @@ class SSL(Method):
 
     @torch.no_grad()
     def adjust(self, model: nn.Module) -> None:
-        for layers in layers_of(model, FILTERS) if self.strength else ():
-            layers.add_to_gradients(self.strength * direction(Groups(), layers.weights()))
+        for stack in weight_stacks(model, FILTERS) if self.strength else ():
+            stack.add_to_gradients(self.strength * direction(Groups(), stack.weights()))

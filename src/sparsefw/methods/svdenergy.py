@@ -1,7 +1,9 @@
-"""SVDEnergy: SGD, followed by a soft cut of the singular values.
+"""SVDEnergy: SGD, followed by a soft cut of the singular values of the convolutions W = U S V^T.
 
-Alvarez, Salzmann: Compression-aware Training of Deep Networks, NeurIPS 2017; singular value thresholding is Cai's, Candes' and
-Shen's, 2008.
+    W <- U max(S - lr * strength, 0) V^T
+
+Alvarez, Salzmann: Compression-aware Training of Deep Networks, NeurIPS 2017. Singular value thresholding: Cai, Candes, Shen:
+A Singular Value Thresholding Algorithm for Matrix Completion, 2008.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from torch import Tensor, nn
 from sparsefw.geometry.cuts import soft_cut
 from sparsefw.kinds import RANK
 from sparsefw.methods.base import register
-from sparsefw.methods.layers import layers_of
 from sparsefw.methods.proximal import Proximal
 from sparsefw.methods.spectral import Spectral
+from sparsefw.methods.weight_stacks import weight_stacks
 
 
 @register
 class SVDEnergy(Spectral, Proximal):
     """W <- argmin_Y 1/2 ||Y - W||^2 + lr strength ||Y||_* = U max(S - lr strength, 0) V^T after every step (or epoch) of SGD.
 
-    Once an epoch as published; the comparison of arXiv:2205.11921 found every step more effective.
+    Published with one cut per epoch; the comparison of arXiv:2205.11921 found a cut after every step more effective.
     """
 
     title: ClassVar[str] = "SVDEnergy"
@@ -37,5 +39,5 @@ class SVDEnergy(Spectral, Proximal):
 
     @torch.no_grad()
     def cut(self, model: nn.Module, lr: float | Tensor) -> None:
-        for layers in layers_of(model, RANK):
-            layers.write(soft_cut(self.view, layers.weights(), lr * self.strength))
+        for stack in weight_stacks(model, RANK):
+            stack.write(soft_cut(self.view, stack.weights(), lr * self.strength))

@@ -1,6 +1,6 @@
-"""Networks by name: build("resnet18", classes=10, stem="cifar"). What is not listed in MODELS comes through the hub."""
+"""Networks by name, such as build("resnet18", classes=10, stem="cifar"): those of MODELS, timm, torchvision, or your own."""
 
-from sparsefw.models.hub import import_torchvision
+from sparsefw.models.external import import_torchvision
 from sparsefw.models.pretrained import LeftOut, LoadReport, load_weights
 from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.registry import MODELS, ModelInfo, build, build_registered

@@ -1,4 +1,4 @@
-"""load_weights: the weights of a file in a network, or in a part of it, with nothing skipped that is not listed.
+"""Load weights from a file into a network, or into a part of it, and list every tensor that was not loaded.
 
 load_weights(build("resnet50"), "resnet50.safetensors")
 load_weights(build("resnet50", classes=10), "resnet50.safetensors", leave_out=["fc.*"])    # trained on other classes
@@ -19,10 +19,8 @@ from torch import Tensor, nn
 
 from sparsefw.text import first_line
 
-# What a classifier has on top of what others build on, in torchvision's names and ours.
-CLASSIFIER = "fc.*"
-# How many batches a norm has seen: no weight, and older files of torchvision lack it.
-COUNTER = "num_batches_tracked"
+CLASSIFIER = "fc.*"  # the last layer of a classifier, in the names of torchvision and of this package
+BATCH_COUNTER = "num_batches_tracked"  # of a norm: not a weight, and missing in older files of torchvision
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,12 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of every tensor of the file and of the model.
+    """The outcome of load_weights, tensor by tensor.
 
-    loaded         the model's names of what comes from the file
-    left_out       what of the file was not loaded, and why
-    initialised    the model's names of what stays as it was
+    source         the file, or "the state dict"
+    loaded         tensors of the model that were loaded
+    left_out       tensors of the file that were not loaded
+    initialised    tensors of the model that were not changed
     """
 
     source: str
@@ -63,53 +62,65 @@ def load_weights(
     into: str | None = None,
     leave_out: Sequence[str] = (),
 ) -> LoadReport:
-    """Copy weights into the model, in place, by name. What does not fit is an error, and then nothing is changed.
+    """Copy weights into the model, in place, by name. Where any weight does not fit, raise ValueError and change nothing.
 
-    source       a .safetensors file; a .pt or .pth file, of which nothing but tensors is read; or a state dict
-    into         the part of the model that the weights are of, such as "backbone". A classifier's last layer, fc, is then left
-                 out if the part has none
-    leave_out    names of weights that are not taken, such as "fc.*", * standing for anything; as they are in the file. The
-                 model's weights of these names stay as they are
+    Args:
+        model: the network.
+        source: a .safetensors file; a .pt or .pth file, of which only tensors are read; or a state dict.
+        into: the part of the model that the weights belong to, such as "backbone". If that part has no classifier, the
+            weights `fc.*` are left out.
+        leave_out: names in the file of weights that are not loaded, such as "fc.*", where * stands for anything. The model
+            keeps its weights of these names.
+
+    Returns:
+        The tensors that were loaded, left out and kept.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> print(load_weights(layer, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}))
+    the state dict: loaded 2 of 2 tensors
     """
     label, weights = _read(source)
     part = model if into is None else _part(model, into)
-    target = {name: value for name, value in part.state_dict().items() if isinstance(value, Tensor)}
+    target = _tensors(part)
     patterns = _checked_patterns(leave_out, [*weights, *target])
-    left = [LeftOut(n, tuple(w.shape), "as asked by leave_out") for n, w in weights.items() if _matches(n, patterns)]
+    reasons = {name: "as asked by leave_out" for name in weights if _matches(name, patterns)}
     if into is not None and not any(fnmatchcase(name, CLASSIFIER) for name in target):
-        reason = f"the classifier's last layer, which {into} does not have"
-        taken = {item.name for item in left}
-        left += [
-            LeftOut(name, tuple(weight.shape), reason)
-            for name, weight in weights.items()
-            if fnmatchcase(name, CLASSIFIER) and name not in taken
-        ]
-    gone = {item.name for item in left}
-    offered = {name: weight for name, weight in weights.items() if name not in gone}
-    wanted = {name: own for name, own in target.items() if not _matches(name, patterns)}
+        for name in weights:
+            if fnmatchcase(name, CLASSIFIER):
+                reasons.setdefault(name, f"the classifier's last layer, which {into} does not have")
+    left_out = tuple(LeftOut(name, tuple(weights[name].shape), reason) for name, reason in reasons.items())
+    offered = {name: weight for name, weight in weights.items() if name not in reasons}
+    wanted = {name: value for name, value in target.items() if not _matches(name, patterns)}
     _check_fit(label, model, into, wanted, offered)
     with torch.no_grad():
         for name, weight in offered.items():
             target[name].copy_(weight)
     prefix = "" if into is None else f"{into}."
+    names = list(_tensors(model))
     loaded = {prefix + name for name in offered}
-    every = [name for name, value in model.state_dict().items() if isinstance(value, Tensor)]
     return LoadReport(
-        label, tuple(n for n in every if n in loaded), tuple(left), tuple(n for n in every if n not in loaded)
+        source=label,
+        loaded=tuple(name for name in names if name in loaded),
+        left_out=left_out,
+        initialised=tuple(name for name in names if name not in loaded),
     )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _check_fit(
     label: str, model: nn.Module, into: str | None, wanted: Mapping[str, Tensor], offered: Mapping[str, Tensor]
 ) -> None:
-    """ValueError that names the first misfit and counts the others, unless both have the same names, shapes and kinds."""
+    """Raise ValueError, naming the first misfit and counting the others, unless all names, shapes and types agree."""
     misfits: dict[str, str] = {}
-    for name, own in wanted.items():
+    for name, value in wanted.items():
         if name in offered:
-            problem = _misfit(own, offered[name])
+            problem = _misfit(value, offered[name])
         else:
-            optional = name.rpartition(".")[2] == COUNTER
-            problem = "" if optional else f"is missing; the model has it with the shape {tuple(own.shape)}"
+            is_optional = name.rpartition(".")[2] == BATCH_COUNTER
+            problem = "" if is_optional else f"is missing; the model has it with the shape {tuple(value.shape)}"
         if problem:
             misfits[name] = problem
     for name, weight in offered.items():
@@ -119,23 +130,25 @@ def _check_fit(
         if not offered:
             raise ValueError(f"{label}: there is nothing to load")
         return
-    (name, problem), others = next(iter(misfits.items())), len(misfits) - 1
+    name, problem = next(iter(misfits.items()))
+    others = len(misfits) - 1
     more = f" ({others} more do not fit)" if others else ""
     raise ValueError(f"{label}: {name} {problem}{more}{_advice(model, into, misfits, offered)}")
 
 
-def _misfit(own: Tensor, weight: Tensor) -> str:
-    if own.shape != weight.shape:
-        return f"has the shape {tuple(weight.shape)}, in the model {tuple(own.shape)}"
-    if own.is_floating_point() != weight.is_floating_point():
-        return f"has the type {weight.dtype}, in the model {own.dtype}"
-    if own.is_meta or weight.is_meta:
-        return f"has no values: it is on the meta device {'of the model' if own.is_meta else 'where it comes from'}"
+def _misfit(value: Tensor, weight: Tensor) -> str:
+    """Return why a weight cannot be copied into a tensor of the model; empty where it can."""
+    if value.shape != weight.shape:
+        return f"has the shape {tuple(weight.shape)}, in the model {tuple(value.shape)}"
+    if value.is_floating_point() != weight.is_floating_point():
+        return f"has the type {weight.dtype}, in the model {value.dtype}"
+    if value.is_meta or weight.is_meta:
+        return f"has no values: it is on the meta device {'of the model' if value.is_meta else 'where it comes from'}"
     return ""
 
 
 def _advice(model: nn.Module, into: str | None, misfits: Mapping[str, str], offered: Mapping[str, Tensor]) -> str:
-    """What would help, where all that does not fit is one layer of the file, or where the weights are of a part."""
+    """Return the argument that would help: leave_out where one layer of the file does not fit, into for weights of a part."""
     patterns = {f"{name.rpartition('.')[0]}.*" if "." in name else name for name in misfits}
     if len(patterns) == 1 and all(name in offered for name in misfits) and len(offered) > len(misfits):
         return f"; leave_out=['{patterns.pop()}'] would leave it out"
@@ -169,23 +182,21 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _read(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """What to call the weights in messages, and the weights."""
-    label, content = "the state dict", source
-    if not isinstance(source, Mapping):
-        path = Path(source)
-        label, content = str(path), _read_file(path)
+    """Return the name of the weights for messages, and the weights."""
+    label = "the state dict" if isinstance(source, Mapping) else str(Path(source))
+    content = source if isinstance(source, Mapping) else _read_file(Path(source))
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{label}: must be a dictionary of names and tensors, got {_kind(content)}")
+        raise ValueError(f"{label}: must be a dictionary of names and tensors, got {_type_name(content)}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(
-                f"{label}: must hold names and tensors only, got {_kind(value)} as {name!r}; "
+                f"{label}: must hold names and tensors only, got {_type_name(value)} as {name!r}; "
                 "of a checkpoint, give the state dict in it"
             )
     return label, dict(content)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"an empty {type(value).__name__}" if isinstance(value, Mapping) and not value else type(value).__name__
 
 
@@ -204,6 +215,6 @@ def _read_file(path: Path) -> Any:
             raise ValueError(f"{path}: is damaged, or no safetensors file: {first_line(error)}") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes end in many kinds of errors, and refused code in one of them
+    except Exception as error:  # damaged bytes raise many types of errors, and refused code one of them
         reason = f"is damaged, or holds more than tensors, which is never read: {first_line(error)}"
         raise ValueError(f"{path}: {reason}") from None

@@ -1,4 +1,7 @@
-"""PSPNet: a class for every pixel, from features that see their surroundings at four scales."""
+"""PSPNet: a class for every pixel, from features that are pooled at four scales.
+
+Zhao, Shi, Qi, Wang, Jia: Pyramid Scene Parsing Network, arXiv:1612.01105.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsefw.models.parts import initialise, require_whole
+from sparsefw.models.arguments import require_int
+from sparsefw.models.initialisation import initialise
 from sparsefw.models.resnet import Block, Trunk
 
 BINS = (1, 2, 3, 6)
@@ -16,7 +20,7 @@ DROPOUT = 0.1
 
 
 class PyramidPooling(nn.Module):
-    """The features, and beside them their means over 1, 2 x 2, 3 x 3 and 6 x 6 parts of the image."""
+    """Concatenate the features with their means over 1, 2 x 2, 3 x 3 and 6 x 6 parts of the image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -32,18 +36,18 @@ class PyramidPooling(nn.Module):
 class PSPNet(nn.Module):
     """A ResNet of output stride 8, pyramid pooling and a head; while training also a head on the stage before the last.
 
-    In training mode the result is (output, auxiliary), in evaluation mode the output alone: logits of the input's height
-    and width. Training needs at least two images in a batch: the norm behind the coarsest mean has one value per image.
+    In training mode `forward` returns (output, auxiliary), in evaluation mode the output alone: logits of the input's height
+    and width. Training needs at least two images in a batch: the norm after the coarsest mean gets one value per image.
 
-    Widths are fractions of what the ResNet gives, so that ResNet-101 has the published ones: 512 channels per branch and
-    in the head, 256 in the auxiliary head.
+    Widths are fractions of the ResNet's channels. ResNet-101 has the published ones: 512 channels per branch and in the
+    head, 256 in the auxiliary head.
     """
 
     def __init__(
         self, block: Block, layers: Sequence[int], *, classes: int = 19, in_channels: int = 3, width: int = 64
     ) -> None:
         super().__init__()
-        require_whole(1, classes=classes)
+        require_int(1, classes=classes)
         self.backbone = Trunk(block, layers, in_channels=in_channels, width=width, dilated_stages=2)
         channels = self.backbone.channels
         self.pyramid = PyramidPooling(channels)
@@ -52,13 +56,15 @@ class PSPNet(nn.Module):
         initialise(self)
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        x = before = self.backbone.stem(image)
+        features = self.backbone.stem(image)
+        before_last = features
         for stage in self.backbone.stages():
-            before, x = x, stage(x)
-        output = _resized(self.head(self.pyramid(x)), image)
+            before_last = features
+            features = stage(features)
+        output = _resized(self.head(self.pyramid(features)), image)
         if not self.training:
             return output
-        return output, _resized(self.auxiliary(before), image)
+        return output, _resized(self.auxiliary(before_last), image)
 
 
 def _convolution(inputs: int, outputs: int, size: int) -> list[nn.Module]:
@@ -71,5 +77,5 @@ def _head(inputs: int, width: int, classes: int) -> nn.Sequential:
 
 
 def _resized(x: Tensor, like: Tensor) -> Tensor:
-    # Features of stride 8 lie on pixels 0, 8, ..., 8n of an image with 8n + 1: corners coincide.
+    # Features of stride 8 are centred on pixels 0, 8, ..., 8n of an image with 8n + 1: corners coincide.
     return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=True)

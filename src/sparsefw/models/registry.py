@@ -1,4 +1,4 @@
-"""The networks by name, and how a network that was built by name can be built again."""
+"""The registry of networks, and the record from which a registered network is built again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.models import hub, resnet, vgg
+from sparsefw.models import external, resnet, vgg
 from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.vit import ViT
 from sparsefw.models.wide_resnet import WideResNet
@@ -24,7 +24,14 @@ VIT = "Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A network that files may name: `build` makes it, `input_shape` is what one input to it looks like by default."""
+    """A registered network.
+
+    name          how files and configurations call it
+    build         makes it
+    input_shape   channels, height and width of its inputs by default
+    description   for `sparsefw list models`
+    paper         where it was published
+    """
 
     name: str
     build: Callable[..., nn.Module]
@@ -85,51 +92,62 @@ MODELS: dict[str, ModelInfo] = {info.name: info for info in _INFOS}
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
-    """The network of that name, freshly initialised. `built_from` on it says how to build it again.
+    """Build a network by name, with fresh weights.
 
-    name    a key of MODELS; or "timm:NAME" or "torchvision:NAME", never with downloaded weights; or "package.module:function",
-            which imports that module: whoever calls this with such a name decides to run it
+    Args:
+        name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights; or
+            "package.module:function", which imports and thus runs that module.
+        arguments: of the network, as plain values: numbers, text, booleans, None, and lists and dictionaries of them.
 
-    Arguments must be plain values (numbers, strings, booleans, None, and lists and dictionaries of them).
+    Returns:
+        The network. Its attribute `built_from` is the record from which `build_registered` builds it again.
+
+    >>> net = build("resnet18", classes=10, stem="cifar", width=4)
+    >>> net.built_from
+    {'name': 'resnet18', 'arguments': {'classes': 10, 'stem': 'cifar', 'width': 4}}
     """
-    source, colon, rest = name.partition(":")
+    library, colon, library_name = name.partition(":")
     if name in MODELS or not colon:
         return build_registered({"name": name, "arguments": arguments})
     arguments = _plain(name, arguments)
-    if source == "timm":
-        model = hub.from_timm(rest, arguments)
-    elif source == "torchvision":
-        model = hub.from_torchvision(rest, arguments)
+    if library == "timm":
+        model = external.build_from_timm(library_name, arguments)
+    elif library == "torchvision":
+        model = external.build_from_torchvision(library_name, arguments)
     else:
-        model = hub.from_module(name, arguments)
-    return _recorded(model, name, arguments)
+        model = external.build_from_module(name, arguments)
+    return _with_record(model, name, arguments)
 
 
 def build_registered(record: dict[str, Any]) -> nn.Module:
-    """The network that a record `{"name": ..., "arguments": {...}}` describes, for records that come from files.
+    """Build the network of a record `{"name": ..., "arguments": {...}}` that was read from a file.
 
-    Only names in MODELS are looked up, and nothing is imported, so that no file can make this run foreign code.
+    Only names in MODELS are accepted and nothing is imported: no file can make this run foreign code.
+
+    >>> build_registered({"name": "vit_tiny", "arguments": {"width": 24, "depth": 1}}).head.in_features
+    24
     """
     if not isinstance(record, dict) or set(record) != {"name", "arguments"}:
         raise ValueError(f"the record of a model must have the fields name and arguments, got {record!r}")
-    name, arguments = record["name"], record["arguments"]
+    name = record["name"]
+    arguments = record["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError(f"the record of a model must have a string as name, a dictionary as arguments, got {record!r}")
     if name not in MODELS:
-        raise ValueError(hub.unknown(name, MODELS))
+        raise ValueError(external.unknown_model(name, MODELS))
     arguments = _plain(name, arguments)
-    hub.check_names(name, MODELS[name].build, arguments)
-    return _recorded(MODELS[name].build(**arguments), name, arguments)
+    external.check_argument_names(name, MODELS[name].build, arguments)
+    return _with_record(MODELS[name].build(**arguments), name, arguments)
 
 
 def _plain(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as JSON keeps them. Networks are built from these, so that a record always describes its network."""
+    """Return the arguments as JSON stores them: a network is built from these, so that its record describes it exactly."""
     try:
         return json.loads(json.dumps(arguments, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"model {name!r}: arguments must be plain values: {error}") from error
 
 
-def _recorded(model: nn.Module, name: str, arguments: dict[str, Any]) -> nn.Module:
+def _with_record(model: nn.Module, name: str, arguments: dict[str, Any]) -> nn.Module:
     model.built_from = {"name": name, "arguments": arguments}  # type: ignore[assignment]
     return model

@@ -1,11 +1,13 @@
-"""Residual networks, with torchvision's parameter names: its state dicts load where the stem is "imagenet".
+"""Residual networks. With stem="imagenet" they load the state dicts of torchvision.
 
     stem="imagenet"   7x7 convolution of stride 2 and a max pool: images of about 224 x 224, features 32 times smaller
     stem="cifar"      3x3 convolution of stride 1: images of 32 x 32 and less, features 2^(stages - 1) times smaller
 
-A dilated stage keeps its resolution: instead of stepping over every other position, it and all behind it look further
-apart. The features at the positions that would have been kept are those of the strided network, so a network may be
-trained strided and used dilated.
+A dilated stage keeps its resolution: where a strided stage skips every other position, this one and all after it double
+their dilation. At the positions that the strided network keeps, the features are the same: a network may be trained strided
+and used dilated.
+
+He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, arXiv:1512.03385.
 """
 
 from __future__ import annotations
@@ -15,19 +17,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefw.models.parts import initialise, require_one_of, require_whole
+from sparsefw.models.arguments import require_int, require_one_of
+from sparsefw.models.initialisation import initialise
 
 STEMS = ("imagenet", "cifar")
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; `reach` is the dilation of what it reads, `dilation` of what it writes."""
+    """Two 3x3 convolutions and a shortcut.
+
+    Args:
+        inputs: channels that the block reads; it writes `width` times `expansion`.
+        width: channels of its convolutions.
+        stride: of its first 3x3 convolution.
+        input_dilation: dilation of its first 3x3 convolution.
+        dilation: dilation of all 3x3 convolutions after it.
+    """
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int, reach: int, dilation: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, input_dilation: int, dilation: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=reach, dilation=reach, bias=False)
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=input_dilation, dilation=input_dilation, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation, bias=False)
@@ -42,17 +53,17 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1 ones. The stride is in the 3x3, as in torchvision, not as in the paper."""
+    """A 3x3 convolution between two 1x1 convolutions. The stride is in the 3x3, as in torchvision, unlike in the paper."""
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int, reach: int, dilation: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, input_dilation: int, dilation: int) -> None:
         super().__init__()
         outputs = width * self.expansion
         self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        # What follows in this block is 1x1: `dilation` begins to matter in the next one.
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=reach, dilation=reach, bias=False)
+        # The block has no second 3x3 convolution: `dilation` is used from the next block on.
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=input_dilation, dilation=input_dilation, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
@@ -85,11 +96,15 @@ PLANS: dict[str, tuple[Block, tuple[int, ...]]] = {
 
 
 class Trunk(nn.Module):
-    """Stem and stages: what a classifier or a segmentation head is put on, which then initialises the whole.
+    """Stem and stages, without a head. The network that adds a head initialises the weights.
 
-    block             BasicBlock or Bottleneck
-    layers            blocks per stage; stage i is `width` * 2^i wide, times the block's expansion
-    dilated_stages    how many of the last stages are dilated instead of strided; 2 of 4 give features 8 times smaller
+    Args:
+        block: BasicBlock or Bottleneck.
+        layers: blocks per stage; stage i has `width` * 2^i channels, times the expansion of the block.
+        stem: "imagenet" or "cifar".
+        in_channels: channels of the images.
+        width: channels of the stem.
+        dilated_stages: how many of the last stages are dilated instead of strided; 2 of 4 give features 8 times smaller.
     """
 
     def __init__(
@@ -104,8 +119,8 @@ class Trunk(nn.Module):
     ) -> None:
         super().__init__()
         require_one_of(STEMS, stem=stem)
-        require_whole(1, in_channels=in_channels, width=width, stages=len(layers))
-        require_whole(0, dilated_stages=dilated_stages)
+        require_int(1, in_channels=in_channels, width=width, stages=len(layers))
+        require_int(0, dilated_stages=dilated_stages)
         if dilated_stages >= len(layers):
             raise ValueError(
                 f"dilated_stages must be less than the number of stages, {len(layers)}, got {dilated_stages}"
@@ -118,15 +133,18 @@ class Trunk(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
         self.stage_count = len(layers)
-        channels, reach = width, 1
+        channels = width
+        input_dilation = 1
         for i, depth in enumerate(layers):
             dilated = i >= len(layers) - dilated_stages
             stride = 1 if i == 0 or dilated else 2
-            dilation = 2 * reach if dilated else reach
+            dilation = 2 * input_dilation if dilated else input_dilation
             blocks = []
             for _ in range(depth):
-                blocks.append(block(channels, width * 2**i, stride, reach, dilation))
-                channels, stride, reach = width * 2**i * block.expansion, 1, dilation
+                blocks.append(block(channels, width * 2**i, stride, input_dilation, dilation))
+                channels = width * 2**i * block.expansion
+                stride = 1
+                input_dilation = dilation
             self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
         self.channels = channels
 
@@ -138,7 +156,7 @@ class Trunk(nn.Module):
 
 
 class ResNet(Trunk):
-    """A trunk, the mean over all positions, and one linear layer. Arguments: those of Trunk, and `classes`."""
+    """A trunk, the mean over all positions, and one linear layer with `classes` outputs."""
 
     def __init__(
         self,
@@ -151,7 +169,7 @@ class ResNet(Trunk):
         width: int = 64,
         dilated_stages: int = 0,
     ) -> None:
-        require_whole(1, classes=classes)
+        require_int(1, classes=classes)
         super().__init__(block, layers, stem=stem, in_channels=in_channels, width=width, dilated_stages=dilated_stages)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(self.channels, classes)

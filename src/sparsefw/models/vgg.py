@@ -1,7 +1,9 @@
-"""VGG networks with batch norm, with torchvision's parameter names: its state dicts load where the head is "imagenet".
+"""VGG networks with batch norm. With head="imagenet" they load the state dicts of torchvision.
 
-head="imagenet"   means over 7 x 7 parts of the image, then three linear layers with dropout: most of the weights
-head="cifar"      the mean over all positions, then one linear layer
+    head="imagenet"   means over 7 x 7 parts of the image, then three linear layers with dropout: most of the weights
+    head="cifar"      the mean over all positions, then one linear layer
+
+Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition, arXiv:1409.1556.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefw.models.parts import initialise, require_one_of, require_whole
+from sparsefw.models.arguments import require_int, require_one_of
+from sparsefw.models.initialisation import initialise
 
 HEADS = ("imagenet", "cifar")
 
@@ -25,7 +28,7 @@ PLANS: dict[str, tuple[int, ...]] = {
 
 
 class VGG(nn.Module):
-    """Stages of convolutions, each halving the image. Stage i is `width` * 2^i wide, from the fourth on as the fourth."""
+    """Stages of 3x3 convolutions, each followed by a max pool. Stage i has `width` * 2^i channels, at most 8 times `width`."""
 
     def __init__(
         self,
@@ -38,16 +41,16 @@ class VGG(nn.Module):
     ) -> None:
         super().__init__()
         require_one_of(HEADS, head=head)
-        require_whole(1, classes=classes, in_channels=in_channels, width=width, stages=len(layers))
-        parts: list[nn.Module] = []
+        require_int(1, classes=classes, in_channels=in_channels, width=width, stages=len(layers))
+        features: list[nn.Module] = []
         channels = in_channels
         for i, depth in enumerate(layers):
             for _ in range(depth):
                 outputs = width * 2 ** min(i, 3)
-                parts += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+                features += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
                 channels = outputs
-            parts.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*parts)
+            features.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*features)
         self.avgpool = nn.AdaptiveAvgPool2d(7 if head == "imagenet" else 1)
         self.classifier: nn.Module
         if head == "imagenet":

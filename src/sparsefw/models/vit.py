@@ -1,9 +1,11 @@
-"""A small vision transformer: patches of the image as tokens, norms before each part, learned positions.
+"""A small vision transformer with pre-normalisation and learned positions.
 
-The classifier reads the mean over all tokens, so that there is no class token unlike the others, as in Beyer, Zhai, Kolesnikov:
-Better plain ViT baselines for ImageNet-1k, arXiv:2205.01580.
+The classifier reads the mean over all tokens instead of a class token, as in Beyer, Zhai, Kolesnikov: Better plain ViT
+baselines for ImageNet-1k, arXiv:2205.01580.
 
-The hidden neurons and the heads can be removed. The width cannot: every norm averages over it.
+Compression can remove hidden neurons and heads. It cannot reduce the width: every norm averages over it.
+
+Dosovitskiy et al.: An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale, arXiv:2010.11929.
 """
 
 from __future__ import annotations
@@ -12,23 +14,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsefw.models.parts import require_whole
+from sparsefw.models.arguments import require_int
 
-# Tokens start with values of size 1. Positions must be seen beside them: the mean over tokens knows no other order.
-POSITIONS_START = 0.5
-HEAD_START = 0.02
+# Standard deviations. Tokens start at a deviation of 1, and positions must be visible beside them: nothing else in the
+# network depends on the order of the tokens.
+INITIAL_POSITIONS = 0.5
+INITIAL_HEAD = 0.02
 
 
 class Attention(nn.Module):
-    """Self-attention from two plain linear layers, which can be constrained as any other.
+    """Self-attention from two nn.Linear layers, which can be constrained as all others.
 
-    nn.MultiheadAttention keeps its projections as bare parameters, which are in no layer and so get no region.
+    nn.MultiheadAttention keeps its input projections as bare parameters, which belong to no layer and get no region.
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        # Names and attributes by which compression knows that heads can go. `forward` must not derive them from the width.
-        self.num_heads, self.head_dim = heads, width // heads
+        # Compression recognises attention by these names. `forward` must not derive them from the width.
+        self.num_heads = heads
+        self.head_dim = width // heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -38,7 +42,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then two linear layers on each token, each behind its norm and added to what came in."""
+    """Attention, then two linear layers per token, each after a norm and with a shortcut around it."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -55,9 +59,15 @@ class EncoderBlock(nn.Module):
 class ViT(nn.Module):
     """A vision transformer for square images of one size.
 
-    image, patch    side of an image, and of the patches it is cut into, in pixels
-    width           size of a token; `heads` must divide it
-    mlp_ratio       hidden neurons of a block, as a multiple of the width
+    Args:
+        classes: outputs.
+        in_channels: channels of an image.
+        image: side of an image in pixels.
+        patch: side of a patch in pixels; it divides `image`.
+        width: size of a token.
+        depth: number of blocks.
+        heads: attention heads per block; it divides `width`.
+        mlp_ratio: hidden neurons of a block, as a multiple of the width.
     """
 
     def __init__(
@@ -73,8 +83,8 @@ class ViT(nn.Module):
         mlp_ratio: int = 4,
     ) -> None:
         super().__init__()
-        require_whole(1, classes=classes, in_channels=in_channels, image=image, patch=patch)
-        require_whole(1, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
+        require_int(1, classes=classes, in_channels=in_channels, image=image, patch=patch)
+        require_int(1, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         if image % patch:
             raise ValueError(f"image must be a multiple of patch, got {image} and {patch}")
         if width % heads:
@@ -88,21 +98,21 @@ class ViT(nn.Module):
         self._initialise()
 
     def forward(self, x: Tensor) -> Tensor:
-        # A convolution would take other sizes, and drop what is left of the last patch.
+        # The convolution would accept other sizes and drop the pixels after the last whole patch.
         if x.shape[1:] != self.shape:
             raise ValueError(f"images must have the shape {self.shape}, got {tuple(x.shape[1:])}")
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.norm(self.blocks(tokens)).mean(dim=1))
 
     def _initialise(self) -> None:
-        """Truncated normal weights that keep the size of what they read, but in the head: there smaller; biases at 0."""
+        """Draw truncated normal weights that preserve the scale of their inputs, smaller ones in the head; set biases to 0."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 _truncated_normal(module.weight, module.weight[0].numel() ** -0.5)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        _truncated_normal(self.positions, POSITIONS_START)
-        _truncated_normal(self.head.weight, HEAD_START)
+        _truncated_normal(self.positions, INITIAL_POSITIONS)
+        _truncated_normal(self.head.weight, INITIAL_HEAD)
 
 
 def _truncated_normal(weight: Tensor, deviation: float) -> None:

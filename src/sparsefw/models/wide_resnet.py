@@ -1,17 +1,21 @@
-"""Wide residual networks for small images: three stages, normalised before each convolution, few blocks, many channels."""
+"""Wide residual networks for small images: three stages of few blocks with many channels.
+
+Zagoruyko, Komodakis: Wide Residual Networks, arXiv:1605.07146.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from sparsefw.models.parts import initialise, require_whole
+from sparsefw.models.arguments import require_int
+from sparsefw.models.initialisation import initialise
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions, each behind its norm and ReLU, beside a shortcut that carries the sum unchanged.
+    """Two 3x3 convolutions, each after a norm and a ReLU, and a shortcut without either.
 
-    Where the shape changes, the shortcut is a 1x1 convolution of the input after the block's first norm and ReLU.
+    Where the shape changes, the shortcut is a 1x1 convolution of the input after the first norm and ReLU.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -32,12 +36,12 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WideResNet-`depth`x`widen`: depth is 4 plus a multiple of 6, stages are 16, 32 and 64 times `widen` channels wide."""
+    """WideResNet-`depth`x`widen`: depth is 4 plus a multiple of 6; the stages have 16, 32 and 64 times `widen` channels."""
 
     def __init__(self, *, classes: int = 100, depth: int = 28, widen: int = 10, in_channels: int = 3) -> None:
         super().__init__()
-        require_whole(1, classes=classes, widen=widen, in_channels=in_channels)
-        require_whole(10, depth=depth)
+        require_int(1, classes=classes, widen=widen, in_channels=in_channels)
+        require_int(10, depth=depth)
         if depth % 6 != 4:
             raise ValueError(f"depth must be 4 plus a multiple of 6, such as 10, 16, 22, 28, 40, got {depth}")
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)

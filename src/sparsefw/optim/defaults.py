@@ -1,34 +1,40 @@
-"""What is chosen where nothing is said: how often a training renews its weights, and how many of them may grow.
+"""Defaults: how often a training renews its weights, and how many of them may grow.
 
-Two things matter on networks that nobody tuned for (benchmarks/strangers.py): how large a share of a weight one step may
-replace, and how many steps each unit (a filter, a direction, a weight) gets to learn in.
+Two things matter on networks that nobody tuned for (benchmarks/untuned_defaults.py): how large a share of a weight one step may
+replace, and in how many steps each unit (a filter, a direction, a weight) is chosen and learns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from sparsefw.geometry import Groups, Spectrum, View
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.kinds import WEIGHTS
+from sparsefw.layer_types import CONVOLUTIONS, NORMALISATION, TRANSPOSED
+from sparsefw.optim.radius import LARGEST_GROWTH
 from sparsefw.optim.rescale import LARGEST_SHARE, Horizon
 
 # How often a training renews its weights. SGD with the usual weight decay does so about 10 times in the paper's CIFAR-10 runs.
 # Convolutions before norms lose nothing at 20, and much more of them can be removed (digits, 10,000 steps: the same at 30).
 RENEWALS, RENEWALS_OF_SCALES = 20.0, 10.0
-# A convolution before a batch norm has no scale of its own: steps only turn it, and it learns on while much of it is replaced.
-# Other weights carry the scale of what they compute, and networks of these (a ViT most of all) lose accuracy from 0.0075 on.
+# The scale of a convolution before a batch norm does not matter: steps only turn it, and it keeps learning while much of it is
+# replaced. The scale of other weights matters, and networks of these (a ViT most of all) lose accuracy from a share of 0.0075 on.
 SAFE_SHARE, SAFE_SHARE_OF_SCALES = 0.01, 0.005
-LARGEST_SHARE_OF_SCALES = 0.01  # asked for by name; at 0.03 a CNN without norms stays at chance
-# A unit learns in the steps that choose it, and needs some hundreds of them; whole rows, which stand still meanwhile, need more.
+# Where the user gives renewals, shares may be this many times as large; at 0.03 a CNN without norms stays at chance.
+_ON_REQUEST = 2.0
+# Layers in a row without a norm multiply each other's changes. There a step may change a weight of He's length by this much,
+# divided by how many layers come before or behind it: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01 a step, and
+# learn too slowly in some hundred steps below 0.001.
+DEEP_WITHOUT_NORMS = 4
+_RELATIVE_STEP_OF_DEEP = 0.018
+# A unit learns in the steps that choose it, and needs some hundreds of them; rows, which only decay in the others, need more.
 _LEARNING_STEPS, _LEARNING_STEPS_OF_ROWS, _LARGEST_K = 400, 600, 0.8
 
 
 def has_scale_free_convolutions(model: nn.Module) -> bool:
-    """Whether the network has a norm over channels for every other convolution, at least, so that norms follow most of them.
+    """Whether the network has at least one norm over channels for every two convolutions, so that norms follow most of them.
 
-    A group norm of one group is a layer norm, which comes before what it serves.
+    A group norm of one group does not count: it is a layer norm, which precedes a layer instead of following it.
     """
     modules = list(model.modules())
     norms = sum(
@@ -39,27 +45,78 @@ def has_scale_free_convolutions(model: nn.Module) -> bool:
     return 2 * norms >= max(1, sum(is_convolution(module) for module in modules))
 
 
+def is_normalised(model: nn.Module) -> bool:
+    """Whether the network has any normalisation layer."""
+    return any(isinstance(module, NORMALISATION) for module in model.modules())
+
+
+def unnormalised_depth(model: nn.Module) -> int:
+    """Return how many layers stand in a row without a norm between them, by their order in the model.
+
+    Returns 0 if the network has a norm for every four layers at least: some models define their norms after all their layers.
+    """
+    layers = 0
+    norms = 0
+    depth = 0
+    longest = 0
+    for module in model.modules():
+        if isinstance(module, NORMALISATION):
+            norms += 1
+            depth = 0
+        elif isinstance(module, WEIGHTS.layers):
+            layers += 1
+            depth += 1
+            longest = max(longest, depth)
+    return 0 if 4 * norms >= layers else longest
+
+
 def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
 
 
+def safe_share_without_norms(depth: int, shortness: float) -> float:
+    """Return the largest share that a step may replace of a weight whose scale matters.
+
+    Args:
+        depth: how many layers stand in a row without a norm.
+        shortness: He's length of the weight in units of its own; at least 1.
+    """
+    if depth < DEEP_WITHOUT_NORMS:
+        return SAFE_SHARE_OF_SCALES
+    relative_step = _RELATIVE_STEP_OF_DEEP * shortness / (depth - 1)
+    return min(SAFE_SHARE_OF_SCALES, relative_step / LARGEST_GROWTH)
+
+
 def horizon_for(
-    modules: Sequence[nn.Module], steps: int, renewals: float | None, scale_free_convolutions: bool
+    steps: int, renewals: float | None, scale_free: bool, depth: int = 0, shortness: float = 1.0
 ) -> Horizon:
-    """The rule for a block of these modules' weights: `renewals` of them in `steps`, or as many as are safe."""
-    scale_free = scale_free_convolutions and any(is_convolution(module) for module in modules)
-    Horizon(steps, RENEWALS if renewals is None else renewals)  # refuses what is out of range
+    """Return the step-size rule for a block of weights.
+
+    Args:
+        steps: optimizer steps of the whole training.
+        renewals: how often the weights are to be renewed; None: as often as usual. Never more often than is safe.
+        scale_free: whether norms remove the scale of these weights.
+        depth: how many layers stand in a row without a norm.
+        shortness: He's length of the weights in units of their own; at least 1.
+    """
+    Horizon(steps, RENEWALS if renewals is None else renewals)  # raises where one of them is out of range
+    safe_share = SAFE_SHARE if scale_free else safe_share_without_norms(depth, shortness)
     if renewals is None:
-        wanted, share = (RENEWALS, SAFE_SHARE) if scale_free else (RENEWALS_OF_SCALES, SAFE_SHARE_OF_SCALES)
+        wanted = RENEWALS if scale_free else RENEWALS_OF_SCALES
+        largest_share = safe_share
     else:
-        wanted, share = float(renewals), LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
-    return Horizon(steps, min(wanted, share * steps / 2))
+        wanted = float(renewals)
+        largest_share = LARGEST_SHARE if scale_free else _ON_REQUEST * safe_share
+    return Horizon(steps, min(wanted, largest_share * steps / 2))
 
 
 def default_k(view: View, steps: int) -> float:
-    """The fraction that may grow: 0.1 of the weights, 0.2 of the directions, 0.3 of the rows; more in short trainings."""
+    """Return the fraction that may grow: 0.1 of the weights, 0.2 of the directions, 0.3 of the rows; more in short trainings.
+
+    >>> default_k(Groups(), steps=10_000), default_k(Groups(), steps=1_000)
+    (0.3, 0.6)
+    """
     if isinstance(view, Groups):
-        goal, learning = 0.3, _LEARNING_STEPS_OF_ROWS
-    else:
-        goal, learning = 0.2 if isinstance(view, Spectrum) else 0.1, _LEARNING_STEPS
-    return max(goal, min(_LARGEST_K, learning / steps))
+        return max(0.3, min(_LARGEST_K, _LEARNING_STEPS_OF_ROWS / steps))
+    usual = 0.2 if isinstance(view, Spectrum) else 0.1
+    return max(usual, min(_LARGEST_K, _LEARNING_STEPS / steps))

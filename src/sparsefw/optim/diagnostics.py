@@ -1,4 +1,4 @@
-"""What the constraint does to each layer, measured on request: nothing here runs inside a step."""
+"""Diagnostics: what the constraint does to each layer, measured on request and never inside a step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball, Spectrum
+from sparsefw.geometry.matrices import matrices_of
 from sparsefw.geometry.subspace import gram_values
 from sparsefw.optim.stacks import Stack
-from sparsefw.optim.table import table
+from sparsefw.text import text_table
 
-DECAYED = 0.05  # of the layer's largest magnitude: what is below counts as decayed
+DECAYED = 0.05  # of the layer's largest magnitude: magnitudes below count as decayed
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the constraint has come, over all constrained weights; layers count by their size.
+    """The effect of the constraint so far, averaged over constrained layers by their size.
 
-    renewed        how often weights have been renewed: the sum of the step sizes. exp(-renewed) of the start is left
+    renewed        the sum of the step sizes: exp(-renewed) of the weights at the start is left
     decayed        share of the filters, directions or weights below 5 % of the largest of their layer
-    compressible   share of a weight's L2 norm in the k magnitudes that its gauge would keep: 1 where the others are gone
+    compressible   share of a weight's L2 norm in the k magnitudes that its gauge would keep: 1 where all others are 0
     clamped        share of the steps in which the step size was cut at 1
     """
 
@@ -44,6 +45,7 @@ class Progress:
 class LayerReport:
     """One constrained block.
 
+    name            of its parameters
     gap             Frank-Wolfe gap at the current gradient (the momentum where there is none): 0 at a stationary point
     gradient_norm   L2 norm of that gradient
     momentum_norm   L2 norm of the momentum buffer
@@ -54,9 +56,9 @@ class LayerReport:
     norm            norm(theta) / radius: at most 1, up to rounding
     length          ||theta||_2 / radius
     quality         <vertex, m> / <best vertex, m> of the last step: 1 but for warm-started spectral oracles; NaN before a step
-    certified       a lower bound on the quality that every step keeps without an SVD; loose where the spectrum is flat
-    compressible    share of ||theta||_2 in the k magnitudes that the gauge would keep: 1 where the others are gone
-    entries         how many weights it has
+    certified       a lower bound on the quality that needs no SVD; loose where the spectrum is flat
+    compressible    share of ||theta||_2 in the k magnitudes that the gauge would keep: 1 where all others are 0
+    entries         the number of weights
     """
 
     name: str
@@ -75,45 +77,51 @@ class LayerReport:
     entries: int
 
 
-class Quality(NamedTuple):
-    """<vertex, m> per block: over its largest possible value, and over longest * ||m||, a bound on that which costs no SVD."""
+class OracleQuality(NamedTuple):
+    """<vertex, m> of each block, relative to its largest possible value.
+
+    exact       divided by that value
+    certified   divided by longest * ||m||, an upper bound of that value that needs no SVD
+    """
 
     exact: list[float]
     certified: list[float]
 
 
 class LayerReports(list[LayerReport]):
-    """Printed, a table with a line per layer, and one for the whole."""
+    """A report for each constrained block; printed, a table with a line per block and one for the whole network."""
 
     @property
     def total(self) -> Progress:
-        return total([(r.entries, Progress(r.renewed, r.decayed, r.compressible, r.clamped)) for r in self])
+        """The progress of the whole network."""
+        return mean_progress([(r.entries, Progress(r.renewed, r.decayed, r.compressible, r.clamped)) for r in self])
 
     def __str__(self) -> str:
         columns = [field.name for field in fields(LayerReport)]
         rows = [[report.name, *(_cell(getattr(report, column)) for column in columns[1:])] for report in self]
-        return "\n".join([table([columns, *rows]), *([str(self.total)] if self else [])])
+        total = [str(self.total)] if self else []
+        return "\n".join([text_table([columns, *rows]), *total])
 
 
 def _cell(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def total(parts: Sequence[tuple[int, Progress]]) -> Progress:
-    """The mean over layers, by their number of entries."""
+def mean_progress(parts: Sequence[tuple[int, Progress]]) -> Progress:
+    """Return the mean over blocks, weighted by their number of entries, from (entries, progress) of each."""
     whole = max(sum(entries for entries, _ in parts), 1)
     means = (sum(entries * getattr(part, field.name) for entries, part in parts) / whole for field in fields(Progress))
     return Progress(*means)
 
 
 @torch.no_grad()
-def progress(stack: Stack, region: Ball, weights: list[list[Tensor]]) -> list[tuple[int, Progress]]:
-    """(entries, Progress) of every block of the stack, without what the whole report costs; reads the device."""
-    found = []
+def progress_of_blocks(stack: Stack, region: Ball, weights: list[list[Tensor]]) -> list[tuple[int, Progress]]:
+    """Return (entries, progress) of every block of the stack, at less cost than a report; reads the device."""
+    parts = []
     for i, tensors in enumerate(weights):
         theta = stack.layout.gather(tensors, into=torch.empty_like(stack.momentum[i]))
-        found.append((theta.numel(), _progress(stack, i, region, _magnitudes(region, theta))))
-    return found
+        parts.append((theta.numel(), _progress(stack, i, region, _magnitudes(region, theta))))
+    return parts
 
 
 def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> Progress:
@@ -129,23 +137,24 @@ def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> Progres
 
 
 def _magnitudes(region: Ball, theta: Tensor) -> Tensor:
-    """Singular values by the Gram matrix in float64: to 1e-8 of the largest, which is plenty here, and fast."""
+    """Return the magnitudes; singular values fast by the Gram matrix, to 1e-8 of the largest, which is exact enough here."""
     if isinstance(region.view, Spectrum):
-        return gram_values(theta.flatten(1)[None])[0]
+        return gram_values(matrices_of(theta.unsqueeze(0)))[0]
     return region.view.magnitudes(theta.unsqueeze(0))[0]
 
 
 @torch.no_grad()
-def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tensor]]) -> list[LayerReport]:
-    """One LayerReport per block of the stack; reads the device."""
-    results, quality = [], oracle_quality(stack, region)
+def report_blocks(stack: Stack, region: Ball, names: list[str], weights: list[list[Tensor]]) -> list[LayerReport]:
+    """Return one report per block of the stack; reads the device."""
+    reports = []
+    quality = oracle_quality(stack, region)
     for i, (block, name) in enumerate(zip(stack.blocks, names, strict=True)):
         m = stack.momentum[i]
         theta = stack.layout.gather(weights[i], into=torch.empty_like(m))
         gradients = [p.grad for p in block if p.grad is not None]
         g = stack.layout.gather(gradients, into=torch.empty_like(m)) if len(gradients) == len(block) else m
         state = _progress(stack, i, region, region.view.magnitudes(theta.unsqueeze(0))[0])
-        results.append(
+        reports.append(
             LayerReport(
                 name=name,
                 gap=float(region.gap(theta, g)),
@@ -163,15 +172,18 @@ def report(stack: Stack, region: Ball, names: list[str], weights: list[list[Tens
                 entries=theta.numel(),
             )
         )
-    return results
+    return reports
 
 
-def oracle_quality(stack: Stack, region: Ball) -> Quality:
-    """Of the last step's vertices, for every block of the stack; reads the device where there is something to find out."""
-    view, count, size = region.view, region.count(stack.layout.shape), len(stack.blocks)
+def oracle_quality(stack: Stack, region: Ball) -> OracleQuality:
+    """Return the quality of the last step's vertices, for every block; reads the device where oracles are not exact."""
+    view = region.view
+    count = region.count(stack.layout.shape)
     if not isinstance(view, Spectrum) or not view.follows(region.gauge, count):
-        return Quality([1.0] * size, [1.0] * size)
-    values = gram_values(stack.momentum.flatten(2))
+        ones = [1.0] * len(stack.blocks)
+        return OracleQuality(ones, ones)
+    values = gram_values(matrices_of(stack.momentum))
     gained = stack.figures.gained.double()
+    largest = region.gauge.dual_norm(values)
     bound = region.gauge.longest(count) * values.norm(dim=-1)
-    return Quality((gained / region.gauge.dual_norm(values)).tolist(), (gained / bound).tolist())
+    return OracleQuality((gained / largest).tolist(), (gained / bound).tolist())

@@ -1,8 +1,9 @@
-"""Param groups of SFW: what is checked when one is added, and the way into its region."""
+"""Param groups of SFW: their blocks, the checks when one is added, and the scaling of its weights into the region."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,27 +11,28 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Groups, Spectrum
 from sparsefw.geometry.precision import working_dtype
+from sparsefw.optim.layout import layout_of
+from sparsefw.optim.master_weights import State
 from sparsefw.optim.rescale import RESCALES, Horizon, Rescale
-from sparsefw.optim.stacks import layout_of
 
 Group = dict[str, Any]
 _REST_ONLY = ("weight_decay", "nesterov", "rest")
 
 
 def blocks_of(group: Group) -> list[list[Tensor]]:
-    """The tensors of each feasible point: one block of all tensors where they are coupled, else a block per tensor."""
+    """Return the tensors of each feasible point: one block of all tensors where they are coupled, else a block per tensor."""
     return [list(group["params"])] if group["coupled"] else [[p] for p in group["params"]]
 
 
 def axes_of(group: Group) -> list[int]:
-    """The group axis of each tensor of a block."""
+    """Return the group axis of each tensor of a block."""
     if group["axes"] is not None:
         return list(group["axes"])
     return [0] * (len(group["params"]) if group["coupled"] else 1)
 
 
 def check_keys(group: Group, defaults: Group) -> None:
-    """Before defaults are filled in: misspelt keys, and keys that would have no effect on a constrained group."""
+    """Before defaults are filled in, raise ValueError on misspelt keys, and on keys without effect on a constrained group."""
     known = ["params", "param_names", *defaults]
     for key in group:
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.8) if key not in known else []
@@ -45,12 +47,12 @@ def check_keys(group: Group, defaults: Group) -> None:
 
 
 def check_arguments(groups: Any, rescale: Rescale | None, momentum: float) -> None:
-    """ValueError where an argument is given for all groups, and every constrained one has its own."""
+    """Raise ValueError where an argument is given for all groups, but every constrained group has its own value."""
     constrained = [g for g in groups if isinstance(g, dict) and g.get("region") is not None]
-    own = [g["rescale"] for g in constrained if "rescale" in g]
-    if rescale is not None and own and len(own) == len(constrained):
+    rules = [g["rescale"] for g in constrained if "rescale" in g]
+    if rescale is not None and rules and len(rules) == len(constrained):
         raise ValueError(
-            f"rescale={rescale} has no effect: the groups have a rule of their own, {type(own[0]).__name__}; the paper's steps "
+            f"rescale={rescale} has no effect: the groups have their own rule, {type(rules[0]).__name__}; the paper's steps "
             "are those of constrain(..., w=...) without steps"
         )
     for sized in (g["momentum"] for g in constrained if isinstance(g.get("rescale"), Horizon) and "momentum" in g):
@@ -61,7 +63,7 @@ def check_arguments(groups: Any, rescale: Rescale | None, momentum: float) -> No
 
 
 def check_group(group: Group, names: list[str]) -> None:
-    """TypeError or ValueError, in one line that names the parameter or the key, where the group cannot be stepped."""
+    """Raise TypeError or ValueError, naming the parameter or the key, where the group cannot be stepped."""
     region = group["region"]
     if region is not None and not isinstance(region, Ball):
         raise TypeError(f"region must be a Ball from sparsefw.geometry or None, got {type(region).__name__}")
@@ -119,10 +121,13 @@ def _check_hyperparameters(group: Group) -> None:
 
 @torch.no_grad()
 def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
-    """Scale blocks that lie outside of their region onto its boundary: Frank-Wolfe keeps inside what is inside.
+    """Scale blocks outside of their region onto its boundary; Frank-Wolfe steps then stay inside.
 
-    Up to rounding: a trained weight on the boundary must not be touched when its training is resumed. Returns the factor by which
-    each scaled block, named by its first tensor, was multiplied.
+    A block that is outside by rounding only is left alone: a trained weight on the boundary must not be touched when its training
+    is resumed.
+
+    Returns:
+        The factor of each scaled block, by the name of its first tensor.
     """
     scaled: dict[str, float] = {}
     for p, name in zip(group["params"], names, strict=True):
@@ -140,7 +145,7 @@ def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
         if bool(point.norm() * region.gauge.widest(region.count(point.shape)) <= region.radius):
             continue  # inside by a bound that costs no SVD
         if not bool(region.contains(point, tolerance=tolerance(block[0].dtype))):
-            # Rounding must not lead out again.
+            # Leave room for rounding, which must not lead out again.
             inside = region.pull_inside(point) * (1 - torch.finfo(block[0].dtype).eps)
             scaled[name] = float(inside.norm() / point.norm())
             for view, p in zip(layout.views(inside), block, strict=True):
@@ -149,35 +154,33 @@ def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far rounding alone may carry a weight of this dtype beyond the boundary."""
+    """Return how far rounding alone may carry a weight of this dtype beyond the boundary, relative to the radius."""
     return max(1e-5, float(torch.finfo(dtype).eps))
 
 
-def readable_groups(state_dict: Group, live: list[Group], names: list[list[str]], defaults: Group) -> list[Group]:
-    """The saved param groups with regions and rules as objects; ValueError where they do not fit the live ones."""
-    saved = state_dict.get("param_groups")
-    if not isinstance(saved, list) or not isinstance(state_dict.get("state"), dict):
-        raise ValueError("not a state_dict of an optimizer: it has no list 'param_groups' and dict 'state'")
-    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in live]:
+def params_with_gradients(
+    group: Group, names: list[str], state_of: Callable[[Tensor], State]
+) -> tuple[list[Tensor], list[str]]:
+    """Return the parameters of a group that have gradients, and their names.
+
+    Raises:
+        TypeError: a gradient is sparse or differentiable.
+        ValueError: a parameter has changed its shape, or a coupled block has only some of its gradients.
+    """
+    pairs = [(p, name) for p, name in zip(group["params"], names, strict=True) if p.grad is not None]
+    for p, name in pairs:
+        state = state_of(p)
+        shape_before = state["momentum"].shape if "momentum" in state else p.shape
+        if shape_before != p.shape:
+            raise ValueError(f"{name}: had the shape {tuple(shape_before)}, now {tuple(p.shape)}; make a new optimizer")
+        if p.grad.is_sparse:
+            raise TypeError(f"{name}: SFW needs dense gradients; make the layer with sparse=False")
+        if p.grad.requires_grad:
+            raise TypeError(f"{name}: SFW's step is not differentiable; call backward() without create_graph=True")
+    stepped = [name for _, name in pairs]
+    if group["coupled"] and 0 < len(pairs) < len(names):
+        missing = sorted(set(names) - set(stepped))
         raise ValueError(
-            "the state_dict has other param groups than this optimizer: was the model or `constrain` changed?"
+            f"a coupled block moves as one, but {', '.join(missing)} has no gradient while {stepped[0]} has one"
         )
-    groups = []
-    for index, (group, current) in enumerate(zip(saved, live, strict=True)):
-        was = group.get("param_names")
-        if was is not None and current.get("param_names") not in (None, was):
-            other = next(a for a, b in zip(was, names[index], strict=True) if a != b)
-            raise ValueError(
-                f"param group {index} of the state_dict is of {other}, which this optimizer has elsewhere or not"
-            )
-        missing = sorted(set(defaults) - set(group))
-        if missing or not isinstance(group["region"], (dict, type(None))):
-            raise ValueError(f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing")
-        region = group["region"] and Ball.from_plain(group["region"])
-        groups.append({**group, "region": region, "rescale": Rescale.from_plain(group["rescale"])})
-        check_group({**groups[-1], "params": current["params"]}, names[index])
-        for i, p, name in zip(group["params"], current["params"], names[index], strict=True):
-            momentum = state_dict["state"].get(i, {}).get("momentum")
-            if momentum is not None and momentum.shape != p.shape:
-                raise ValueError(f"{name}: has the shape {tuple(p.shape)}, its saved momentum {tuple(momentum.shape)}")
-    return groups
+    return [p for p, _ in pairs], stepped

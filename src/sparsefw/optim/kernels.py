@@ -1,8 +1,8 @@
-"""The updates as pure functions over tensors: no optimizer, no state dict, no host sync, no data-dependent branch.
+"""The updates as pure functions of tensors: no optimizer, no state dict, no host sync, no data-dependent branch.
 
-Legend: a stack is b blocks of equal shape; m (b, *shape) their momentum, theta[i][j] the j-th tensor of the i-th block
-(a block has several tensors where channels are coupled), eta and radius per block. `healthy` is a boolean scalar on the
-device, or None where the host already knows that all gradients are finite: where it is False, nothing changes.
+Legend: a stack is b blocks of equal shape; m (b, *shape) is their momentum, theta[i][j] the j-th tensor of the i-th block
+(several where channels are coupled), eta (b,) the step size of each block. `healthy` is a boolean scalar on the device: where it
+is False, nothing changes. It is None where the host already knows that all gradients are finite.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefw.geometry.gauges import Gauge, divide
+from sparsefw.geometry.gauges import Gauge
+from sparsefw.geometry.views import maximizer_rows
 from sparsefw.optim.rescale import Lengths, Rescale, step_size
-from sparsefw.optim.stickiness import only_best
+from sparsefw.optim.stickiness import keep_best_scored
 
 Tensors = list[Tensor]
 
 
-class Setting(NamedTuple):
-    """What a step is given: learning rate and rule, the region's radius and L2 diameter, per block ||g|| and the steps taken
-    before, and health."""
+class StepSetting(NamedTuple):
+    """The numbers on which a step size depends.
+
+    lr, rule           the learning rate, and how it becomes a step size
+    radius, diameter   of the region; the diameter in the L2 norm
+    batch              (b,) ||g|| of this batch
+    taken              (b,) the steps taken before
+    healthy            see the legend
+    """
 
     lr: float | Tensor
     rule: Rescale
@@ -33,28 +40,27 @@ class Setting(NamedTuple):
     taken: Tensor
     healthy: Tensor | None
 
-    def step(self, momentum: Tensor, distance: Tensor) -> Step:
-        """eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
-        eta, clamped = step_size(self.rule, self.lr, Lengths(momentum, self.batch, distance, self.diameter, self.taken))
-        return (
-            Step(eta, clamped)
-            if self.healthy is None
-            else Step(torch.where(self.healthy, eta, 0), clamped & self.healthy)
-        )
+    def step_size(self, momentum: Tensor, distance: Tensor) -> StepSize:
+        """Return eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
+        lengths = Lengths(momentum, self.batch, distance, self.diameter, self.taken)
+        eta, clamped = step_size(self.rule, self.lr, lengths)
+        if self.healthy is None:
+            return StepSize(eta, clamped)
+        return StepSize(torch.where(self.healthy, eta, 0), clamped & self.healthy)
 
 
-class Step(NamedTuple):
-    """What a step did, per block (b,): the share eta of the way to the vertex, and whether the clamp at 1 cut it."""
+class StepSize(NamedTuple):
+    """Per block (b,): the share eta of the way to the vertex, and whether the clamp at 1 cut it."""
 
     eta: Tensor
     clamped: Tensor
 
 
 def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
-    """The gradients, or zeros where one of this step is not finite (a product with 0 would keep the NaN).
+    """Return the gradients, or zeros on an unhealthy step (a product with 0 would keep a NaN).
 
-    End to end in one buffer: two launches for a network's dense gradients instead of one for each. (A compiler fuses by
-    itself, and does not follow such views.)
+    Dense gradients are copied end to end into one buffer: two launches for a network instead of one for each tensor. A compiler
+    fuses by itself, and cannot trace such views.
     """
     if healthy is None:
         return gradients
@@ -70,18 +76,18 @@ def masked(gradients: Tensors, healthy: Tensor | None) -> Tensors:
 
 
 def is_dense(g: Tensor) -> bool:
-    """Whether its entries fill one stretch of memory, in whatever order of axes."""
+    """Whether the entries fill one stretch of memory, in any order of axes."""
     return g.is_contiguous() or (g.ndim == 4 and g.is_contiguous(memory_format=torch.channels_last))
 
 
 def momentum_update(
     m: Tensors, gradients: Tensors, rho: float, dampening: float, first: bool, healthy: Tensor | None
 ) -> None:
-    """m <- rho m + (1 - dampening) g; m <- g on the first step. The gradients are masked already."""
+    """m <- rho m + (1 - dampening) g; m <- g on the first step. The gradients must be masked already."""
     if first:
         torch._foreach_copy_(m, gradients)
     elif healthy is not None:
-        if dampening:  # an empty buffer has made no healthy step yet, which the host cannot know
+        if dampening:  # a buffer of zeros has not had a healthy step yet, which the host cannot know
             shares = [torch.where(buffer.any(), 1 - dampening, 1.0).to(buffer.dtype) for buffer in m]
             gradients = [g * share for g, share in zip(gradients, shares, strict=True)]
         torch._foreach_mul_(m, _if_healthy(rho, 1.0, healthy, m[0].dtype))
@@ -95,17 +101,22 @@ def momentum_update(
 
 
 def dense_update(
-    theta: Sequence[Tensors], length: Tensor, vertex: Tensor, parts: Sequence[Tensors], setting: Setting
-) -> Step:
-    """theta <- theta + eta (v - theta) for any vertex of the unit ball, with `length` (b,) the norms of m.
+    theta: Sequence[Tensors], momentum_norm: Tensor, vertex: Tensor, parts: Sequence[Tensors], setting: StepSetting
+) -> StepSize:
+    """theta <- theta + eta (v - theta) with v = -radius * vertex.
 
-    `parts` alias `vertex`, which becomes v - theta.
+    Args:
+        theta: the weights of each block.
+        momentum_norm: (b,) ||m||.
+        vertex: (b, *shape), a vertex of the unit ball for each block; it is overwritten by v - theta.
+        parts: aliases of `vertex`, one for each tensor of theta.
+        setting: the numbers on which eta depends.
     """
     vertex.mul_(-setting.radius)
     for differences, weights in zip(parts, theta, strict=True):
         torch._foreach_sub_(differences, weights)
     distance = torch.linalg.vector_norm(vertex.flatten(1), dim=-1)
-    step = setting.step(length, distance)
+    step = setting.step_size(momentum_norm, distance)
     for differences, weights, eta in zip(parts, theta, step.eta.unbind(), strict=True):
         for difference, weight in zip(differences, weights, strict=True):
             weight.addcmul_(difference, eta)
@@ -113,31 +124,41 @@ def dense_update(
 
 
 def rows_update(
-    theta: Sequence[Tensors], m: Sequence[Tensors], norms: Tensor, scores: Tensor | None, gauge: Gauge, setting: Setting
-) -> Step:
-    """The same for row groups, without ever building the vertex: it is a few rows of m, rescaled, and zero elsewhere.
+    theta: Sequence[Tensors],
+    m: Sequence[Tensors],
+    norms: Tensor,
+    scores: Tensor | None,
+    gauge: Gauge,
+    setting: StepSetting,
+) -> StepSize:
+    """The same for views of rows, without building the vertex: it is a few rows of m, rescaled, and zero elsewhere.
 
-    theta and m are matrices (n, f) here, `norms` (b, n) the row norms of m over all tensors of a block. The rows are those of
-    the largest norms, or of the largest scores (b, n).
+    Args:
+        theta: the weights of each block, as matrices (n, f).
+        m: their momenta, as matrices (n, f).
+        norms: (b, n), the row norms of m over all tensors of a block.
+        scores: (b, n), the scores by which rows are chosen; None: by their norms.
+        gauge: the gauge of the region.
+        setting: the numbers on which eta depends.
     """
-    unit = gauge.maximizer(norms if scores is None else only_best(norms, scores, gauge.support(norms.shape[-1])))
-    rows = unit.topk(gauge.support(norms.shape[-1]), dim=-1, sorted=False).indices  # (b, k)
-    scale = -setting.radius * divide(unit.gather(-1, rows), norms.gather(-1, rows))
+    eligible = norms if scores is None else keep_best_scored(norms, scores, gauge.support(norms.shape[-1]))
+    rows, factors = maximizer_rows(gauge, eligible)
+    scale = -setting.radius * factors
     picks = rows.unbind()
     old: list[Tensors] = []
     moves: list[Tensors] = []  # v - theta on the chosen rows; on the others it is -theta
     distances: Tensors = []
-    for weights, buffers, chosen, factors in zip(theta, m, picks, scale.unsqueeze(-1).unbind(), strict=True):
+    for weights, buffers, chosen, scales in zip(theta, m, picks, scale.unsqueeze(-1).unbind(), strict=True):
         before = [weight.index_select(0, chosen) for weight in weights]
         towards = [
-            buffer.index_select(0, chosen).mul_(factors).sub_(b) for buffer, b in zip(buffers, before, strict=True)
+            buffer.index_select(0, chosen).mul_(scales).sub_(b) for buffer, b in zip(buffers, before, strict=True)
         ]
         still = [torch.linalg.vector_norm(weight, dim=-1).index_fill_(0, chosen, 0) for weight in weights]
         distances += [torch.linalg.vector_norm(part) for part in (*still, *towards)]
         old.append(before)
         moves.append(towards)
     distance = torch.linalg.vector_norm(torch.stack(distances).view(len(theta), -1), dim=-1)
-    step = setting.step(torch.linalg.vector_norm(norms, dim=-1), distance)
+    step = setting.step_size(torch.linalg.vector_norm(norms, dim=-1), distance)
     etas, decays = step.eta.unbind(), (1 - step.eta).unbind()
     for weights, before, towards, chosen, eta, decay in zip(theta, old, moves, picks, etas, decays, strict=True):
         for weight, b, move in zip(weights, before, towards, strict=True):
@@ -149,9 +170,9 @@ def sgd_update(
     theta: Tensors, gradients: Tensors, m: Tensors, lr: float | Tensor, rho: float, dampening: float, weight_decay: float,
     nesterov: bool, first: bool, healthy: Tensor | None,
 ) -> None:  # fmt: skip
-    """theta <- theta - lr d, with d = m, or g + rho m with nesterov; the same operations in the same order as torch's SGD.
+    """theta <- theta - lr d, with d = m, or g + rho m with nesterov: the operations of torch's SGD in the same order.
 
-    The gradients are not masked yet: that is done once, with the decay in them.
+    The gradients are masked here, together with the weight decay.
     """
     if weight_decay:
         gradients = list(torch._foreach_add(gradients, theta, alpha=weight_decay))
@@ -159,7 +180,7 @@ def sgd_update(
     if rho:
         if first or healthy is not None:
             momentum_update(m, gradients, rho, dampening, first, healthy)
-        else:  # not by momentum_update, whose one pass rounds once where torch's SGD, by these two, rounds twice
+        else:  # momentum_update would round once where torch's SGD rounds twice
             torch._foreach_mul_(m, rho)
             torch._foreach_add_(m, gradients, alpha=1 - dampening)
         gradients = list(torch._foreach_add(gradients, m, alpha=rho)) if nesterov else m

@@ -1,4 +1,4 @@
-"""The tensor a step changes: the weight itself, or the float32 copy of a half-precision one."""
+"""Master weights: the float32 copies of half-precision weights, to which steps are applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = dict[str, Any]
 
 
 def working_weight(p: Tensor, state: State) -> Tensor:
-    """The weight, or its float32 copy kept in the state; where the weight was changed from outside, the copy follows."""
+    """Return the tensor that a step changes: the weight, or its float32 copy in the state, updated if the weight was changed."""
     if p.dtype not in HALF:
         return p
     if "master" not in state:
@@ -34,7 +34,7 @@ def write_back(params: Iterable[Tensor], states: Iterable[State]) -> None:
 
 
 def state_buffer(state: State, key: str, like: Tensor) -> Tensor:
-    """state[key] as a buffer of `like`'s kind: zeros where there is none yet, moved where the parameter was."""
+    """Return state[key] with the dtype and device of `like`; zeros where there is none yet."""
     buffer = state.get(key)
     if buffer is None:
         state[key] = torch.zeros_like(like)

@@ -1,4 +1,4 @@
-"""Non-finite gradients: found on the device, kept from the weights, counted, and named."""
+"""Non-finite gradients: detected on the device, kept from the weights, counted and named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsefw.geometry.precision import HALF
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient held NaN or inf (or its squared norm overflowed). The step was not taken; the weights are as before."""
+    """A gradient held NaN or inf, or its squared norm overflowed. The step was not taken; the weights are unchanged."""
 
     def __init__(self, names: Sequence[str], steps: int) -> None:
         self.names = list(names)
@@ -22,52 +22,59 @@ class NonFiniteGradientError(RuntimeError):
         )
 
 
-class Health:
-    """Checks the gradients of each step and remembers, on the device, which parameter's were bad and how often."""
+class GradientCheck:
+    """Checks the gradients of each step, and counts on the device how often each parameter's gradient was not finite."""
 
     def __init__(self) -> None:
         self._tallies: dict[tuple[str, ...], Tensor] = {}
-        self._on_host: dict[str, int] = {}
+        self._counts_on_host: dict[str, int] = {}
 
-    def note(self, names: Sequence[str]) -> None:
-        """Count a step that the host knows to be bad."""
+    def count(self, names: Sequence[str]) -> None:
+        """Count a step in which the host knows these parameters' gradients not to be finite."""
         for name in names:
-            self._on_host[name] = self._on_host.get(name, 0) + 1
+            self._counts_on_host[name] = self._counts_on_host.get(name, 0) + 1
 
     def check(self, gradients: Sequence[Tensor], names: Sequence[str]) -> tuple[Tensor | None, list[Tensor]]:
-        """(whether all are healthy, as a boolean scalar on their device, or None where the host knows they are; their L2 norms).
+        """Check all gradients.
 
-        On a CPU the answer is read at once and a bad step raises; elsewhere, and inside a compiled step, it stays on the device.
+        Returns:
+            Whether all are finite, as a boolean scalar on their device, or None where the host knows that they are; and their
+            L2 norms.
+
+        Raises:
+            NonFiniteGradientError: a gradient on a CPU is not finite. On other devices, and inside a compiled step, the answer
+                stays on the device.
         """
         norms: list[Tensor | None] = [None] * len(gradients)
         verdicts: list[Tensor] = []
-        for kind, members in _by_kind(gradients).items():
-            found = _norms([gradients[i] for i in members])
-            for i, norm in zip(members, found, strict=True):
+        for (device, _), indices in _by_device_and_dtype(gradients).items():
+            some_norms = _norms([gradients[i] for i in indices])
+            for i, norm in zip(indices, some_norms, strict=True):
                 norms[i] = norm
-            stacked = torch.stack(found)
-            fine = stacked < largest_norm(stacked.dtype)
-            if on_host(kind[0]):
-                if not bool(fine.all()):
-                    bad = [names[i] for i, ok in zip(members, fine.tolist(), strict=True) if not ok]
+            stacked = torch.stack(some_norms)
+            finite = stacked < largest_norm(stacked.dtype)
+            if on_host(device):
+                if not bool(finite.all()):
+                    bad = [names[i] for i, ok in zip(indices, finite.tolist(), strict=True) if not ok]
                     raise NonFiniteGradientError(bad, 1)
                 continue
-            self.tally(tuple(names[i] for i in members), fine.device).add_(~fine)
-            verdicts.append(fine.all())
+            self.tally(tuple(names[i] for i in indices), finite.device).add_(~finite)
+            verdicts.append(finite.all())
         healthy: Tensor | None = None
         for verdict in verdicts:
             healthy = verdict if healthy is None else healthy & verdict.to(healthy.device)
         return healthy, norms  # type: ignore[return-value]
 
     def tally(self, names: tuple[str, ...], device: torch.device) -> Tensor:
-        """How often the gradient of each was bad, to be counted up on the device."""
+        """Return the counters of these parameters, a tensor on the device to be counted up there."""
         if names not in self._tallies:
             self._tallies[names] = torch.zeros(len(names), dtype=torch.int64, device=device)
         return self._tallies[names]
 
-    def read(self) -> dict[str, int]:
-        """Name -> number of steps with a non-finite gradient, since the last read; syncs with the device."""
-        counts, self._on_host = self._on_host, {}
+    def read_counts(self) -> dict[str, int]:
+        """Return name -> number of steps with a non-finite gradient since the last call; syncs with the device."""
+        counts = self._counts_on_host
+        self._counts_on_host = {}
         for names, tally in self._tallies.items():
             for name, count in zip(names, tally.tolist(), strict=True):
                 if count:
@@ -76,26 +83,30 @@ class Health:
         return counts
 
     def raise_if_any(self) -> None:
-        counts = self.read()
+        """Raise NonFiniteGradientError where a gradient was not finite since the counts were last read."""
+        counts = self.read_counts()
         if counts:
             raise NonFiniteGradientError(list(counts), max(counts.values()))
 
 
 def largest_norm(dtype: torch.dtype) -> float:
-    """Of a gradient. Momentum sums up to 1 / (1 - 0.9) of them, and its squared norm must not overflow either: leave room."""
+    """Return the largest norm of a gradient that counts as finite.
+
+    Momentum adds up 1 / (1 - 0.9) gradients, and its squared norm must not overflow either.
+    """
     return torch.finfo(dtype).max ** 0.5 / 64
 
 
 def on_host(device: torch.device) -> bool:
-    """Whether a value on this device can be read without a sync: a CPU, outside of a compiled step."""
+    """Whether a value on this device can be read without a sync: on a CPU, outside of a compiled step."""
     return device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+def _by_device_and_dtype(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:
+    indices: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, tensor in enumerate(tensors):
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(i)
-    return kinds
+        indices.setdefault((tensor.device, tensor.dtype), []).append(i)
+    return indices
 
 
 def _norms(gradients: list[Tensor]) -> list[Tensor]:

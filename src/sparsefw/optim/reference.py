@@ -1,7 +1,7 @@
-"""Stochastic Frank-Wolfe as the paper states it: the "what step" half, for reading and for testing the fast one.
+"""Stochastic Frank-Wolfe as the paper states it: the reference, for reading and for testing the fast one.
 
-One parameter at a time, exact oracles, nothing fused. `sparsefw.SFW` computes the same function on stacks of layers; a
-test holds the two together on every region and rule.
+One parameter at a time, with exact oracles. `sparsefw.SFW` computes the same function on stacks of layers; a test compares the
+two on every region and rule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def sfw_reference(
 ) -> Tensor:
     """theta <- (1 - eta) theta + eta v in place, with v = argmin_{u in region} <u, m>; returns the new momentum m.
 
-    `taken` steps were made before this one.
+    `taken` is the number of steps before this one.
     """
     m = g.clone() if m is None else momentum * m + (1 - dampening) * g
     v = region.lmo(m)
@@ -43,7 +43,7 @@ def sfw_reference(
 def sgd_reference(
     theta: Tensor, g: Tensor, m: Tensor | None, lr: float, momentum: float, weight_decay: float
 ) -> Tensor:
-    """theta <- theta - lr m for what no region constrains."""
+    """theta <- theta - lr m in place, for a parameter without a region; returns the new momentum m."""
     g = g + weight_decay * theta
     m = g.clone() if m is None else momentum * m + g
     theta.sub_(lr * m)
@@ -51,7 +51,7 @@ def sgd_reference(
 
 
 class ReferenceSFW(torch.optim.Optimizer):
-    """The same param groups as SFW: those with a region take Frank-Wolfe steps, the others SGD steps."""
+    """Takes the param groups of SFW: those with a region take Frank-Wolfe steps, the others SGD steps."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Step-size rules: how a learning rate becomes the weight eta in [0, 1] of the vertex.
 
-A Frank-Wolfe step is theta <- (1 - eta) theta + eta v: eta is a share of the way to a vertex, not a length. A rule turns
-the learning rate into that share, for each block of a stack at once (tensors of shape (b,)):
+A Frank-Wolfe step is theta <- (1 - eta) theta + eta v: eta is a share of the way to a vertex, not a length. A rule turns the
+learning rate into that share, for all blocks of a stack at once (tensors of shape (b,)):
 
     Horizon        eta = min(2 R / T, 0.03) * min(lr / lr_0, 1 - t / T)    R renewals in T steps: the default
     Gradient       eta = lr ||m|| / ||v - theta||                          displacement exactly lr ||m||, as in SGD: the paper's
@@ -9,7 +9,7 @@ the learning rate into that share, for each block of a stack at once (tensors of
     Diameter       eta = lr / D                                            displacement at most lr (Pokutta et al. 2020)
     Unscaled       eta = lr                                                the textbook step
 
-`step_size` then clamps to [0, 1], which keeps theta feasible under every rule, and gives 0 where nothing should move.
+`step_size` then clamps the share to [0, 1], which keeps theta feasible under every rule; where nothing should move, it is 0.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ from sparsefw.geometry.gauges import negligible
 # The largest share that Horizon takes in one step. Short trainings would otherwise replace their weights faster than they can
 # learn: at 0.1 a network on 150 images stays at chance, at 0.03 it reaches what SGD does.
 LARGEST_SHARE = 0.03
-# Beyond it a weight that is never chosen has vanished in float32 long before the end, and what is chosen learns no better.
+# With more renewals, a weight that is never chosen vanishes in float32 long before the end, and chosen ones learn no better.
 MOST_RENEWALS = 100
 
 
 class Lengths(NamedTuple):
-    """What a rule may look at, each (b,): ||m||, ||g|| of this batch, ||v - theta||, the region's L2 diameter, steps taken."""
+    """What a rule may depend on, each (b,) but the diameter.
+
+    momentum   ||m||
+    batch      ||g|| of this batch
+    distance   ||v - theta||
+    diameter   the L2 diameter of the region
+    taken      the steps taken before
+    """
 
     momentum: Tensor
     batch: Tensor
@@ -43,20 +50,23 @@ class Lengths(NamedTuple):
 
 
 class Rescale(ABC):
+    """A step-size rule: how a learning rate becomes a share of the way to the vertex."""
+
     @abstractmethod
     def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
-        """eta before clamping."""
+        """Return eta before clamping."""
 
     def starting_at(self, lr: float) -> Rescale:
-        """The rule for a group whose learning rate is `lr` when it is added to the optimizer."""
+        """Return the rule for a group whose learning rate is `lr` when it is added to the optimizer."""
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As plain values, for state dicts; `from_plain` is the way back."""
+        """Return the rule as plain values for state dicts, which `from_plain` reads."""
         return {"type": type(self).__name__, **vars(self)}
 
     @staticmethod
     def from_plain(values: dict[str, Any]) -> Rescale:
+        """Return the rule that `plain` has described."""
         arguments = dict(values)
         name = arguments.pop("type", None)
         if name not in RESCALES:
@@ -68,11 +78,16 @@ class Rescale(ABC):
 class Horizon(Rescale):
     """Shares that add up to `renewals` over a training of `steps`: eta_t = rate * min(lr_t / full_lr, 1 - t / steps).
 
-    The share falls linearly to zero, and lower where the learning rate falls faster (a warm-up, a cosine), so that a
-    constant learning rate anneals, too. What is never chosen decays by exp(-renewals), whatever the length of training, the
-    scale of gradients and weights, and the learning rate of the rest. Past `steps` the share keeps its last value.
+    The share falls linearly to zero even at a constant learning rate, and is lower where the learning rate is (a warm-up, a
+    cosine). A unit that is never chosen decays by exp(-renewals), whatever the length of training, the scale of gradients and
+    weights, and the learning rate of other groups. Past `steps` the share keeps its last value.
 
-    full_lr   the learning rate at which the share is full; None: that of the group when it is added to the optimizer
+    steps      optimizer steps of the whole training
+    renewals   the sum of all shares, above 0 and at most 100
+    full_lr    the learning rate at which the share is full; None: that of the group when it is added to the optimizer
+
+    >>> Horizon(steps=10_000, renewals=20).rate
+    0.004
     """
 
     steps: int
@@ -113,19 +128,26 @@ class Horizon(Rescale):
 
 @dataclass(frozen=True)
 class Unscaled(Rescale):
+    """eta = lr, the textbook step."""
+
     def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
         return lr * torch.ones_like(lengths.momentum)
 
 
 @dataclass(frozen=True)
 class Diameter(Rescale):
+    """eta = lr / D: displacement at most lr."""
+
     def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
         return lr * torch.full_like(lengths.momentum, 1 / lengths.diameter)
 
 
 @dataclass(frozen=True)
 class Gradient(Rescale):
-    """`of_batch`: the length of the batch gradient, as the paper prints it, instead of the momentum buffer's, as it was run."""
+    """eta = lr ||m|| / ||v - theta||: displacement exactly lr ||m||, as in SGD.
+
+    of_batch   use ||g|| of the batch, as the paper prints it, instead of ||m||, as its experiments ran
+    """
 
     of_batch: bool = False
 
@@ -135,6 +157,11 @@ class Gradient(Rescale):
 
 @dataclass(frozen=True)
 class FastGradient(Rescale):
+    """eta = lr ||m|| / (D / 2): Gradient with a constant denominator.
+
+    of_batch   use ||g|| of the batch instead of ||m||
+    """
+
     of_batch: bool = False
 
     def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
@@ -147,9 +174,9 @@ RESCALES: dict[str, type[Rescale]] = {
 
 
 def step_size(rule: Rescale, lr: float | Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
-    """eta in [0, 1], and where the clamp cut it; both (b,).
+    """Return eta in [0, 1], and whether the clamp cut it; both (b,).
 
-    0 where the momentum vanishes, since then every point is as good as another, and where theta is at the vertex already.
+    eta is 0 where the momentum vanishes, since then every point is equally good, and where theta is at the vertex already.
     """
     raw = rule.share(lr, lengths)
     moves = ~negligible(lengths.momentum) & (lengths.distance > 0)

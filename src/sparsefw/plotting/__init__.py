@@ -1,1 +1,1 @@
-"""Charts: how they are described, and how they are drawn by matplotlib for files and by Plotly in a page."""
+"""Charts: their description as data, and their drawing, by matplotlib for files and by Plotly in a page."""

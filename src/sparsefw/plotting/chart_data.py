@@ -1,4 +1,4 @@
-"""Charts as the data that a page's script draws with Plotly: short, and nothing but what JSON knows."""
+"""Charts as JSON, from which the script of a page draws them with Plotly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sparsefw.plotting.palette import LINE_COLOURS
 
 
 def chart_data(chart: Chart | HeatMap) -> dict[str, Any]:
-    """Write down all that is drawn of a chart."""
+    """Return everything that the page's script needs to draw a chart."""
     return _heat_map_data(chart) if isinstance(chart, HeatMap) else _lines_data(chart)
 
 
 def _lines_data(chart: Chart) -> dict[str, Any]:
     methods: dict[str, dict[str, Any]] = {}
     for line in chart.lines:
-        own = methods.setdefault(line.method, {**_look_data(line), "label": ""})
-        own["label"] = own["label"] or line.label.removesuffix(f" {line.part}")
+        method = methods.setdefault(line.method, {**_style_data(line), "label": ""})
+        method["label"] = method["label"] or line.label.removesuffix(f" {line.part}")
     return {
         "axes": [_axis_data(axis) for axis in chart.axes],
         "y": {"label": chart.y_label, "scale": chart.y_scale},
@@ -53,7 +53,7 @@ def _axis_data(axis: Axis) -> dict[str, Any]:
 
 
 def _line_data(line: Line) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    data: dict[str, Any] = {
         "method": line.method,
         "part": line.part,
         "solid": line.solid,
@@ -61,18 +61,18 @@ def _line_data(line: Line) -> dict[str, Any]:
         "y": _shortened(y.mean for y in line.y),
     }
     if any(y.count > 1 for y in line.y):
-        found["low"] = _shortened(y.low for y in line.y)
-        found["high"] = _shortened(y.high for y in line.y)
-        found["seeds"] = [y.count for y in line.y]
+        data["low"] = _shortened(y.low for y in line.y)
+        data["high"] = _shortened(y.high for y in line.y)
+        data["seeds"] = [y.count for y in line.y]
     if line.level is not None and math.isfinite(line.level):
-        found["level"] = line.level
-    return found
+        data["level"] = line.level
+    return data
 
 
-def _look_data(line: Line) -> dict[str, Any]:
-    return {"colour": LINE_COLOURS.index(line.look.colour), "marker": line.look.marker, "dash": line.look.dash}
+def _style_data(line: Line) -> dict[str, Any]:
+    return {"colour": LINE_COLOURS.index(line.style.colour), "marker": line.style.marker, "dash": line.style.dash}
 
 
 def _shortened(values: Iterable[float]) -> list[float | None]:
-    """Keep five digits, and null for what is no number."""
+    """Return the values with five digits, None for those that are not finite."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

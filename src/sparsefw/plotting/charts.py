@@ -1,4 +1,4 @@
-"""What a chart is made of: the one description from which canvas.py draws files and chart_data.py feeds a page."""
+"""Charts as data: the one description from which files are drawn (line_chart.py) and pages are fed (chart_data.py)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparsefw.plotting.palette import Look
+from sparsefw.plotting.palette import LineStyle
 
-LOGARITHMIC_FLOOR = 1e-6  # what a logarithmic vertical axis shows of zeros
+LOGARITHMIC_FLOOR = 1e-6  # the smallest value that a logarithmic vertical axis shows
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Hold a number over seeds, whose mean is nan where one of them is: a collapse is not averaged away."""
+    """The spread of a figure over seeds; all nan if one of them is: the mean must not hide a run that collapsed."""
 
     mean: float
     low: float
@@ -24,23 +24,27 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Summarize the same number of several seeds."""
+    """Return the spread of a figure over seeds.
+
+    >>> spread_of([90.0, 92.0]).mean
+    91.0
+    """
     count = len(values)
     if any(map(math.isnan, values)):
         return Spread(math.nan, math.nan, math.nan, math.nan, count)
     mean = math.fsum(values) / count
-    # Not statistics.stdev, which computes with fractions: ten times slower, and there are as many as epochs times runs.
+    # statistics.stdev computes with fractions: ten times slower, for a call per epoch and run.
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1)) if count > 1 else 0.0
     return Spread(mean, min(values), max(values), deviation, count)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Describe a horizontal axis that a chart can be drawn over.
+    """A horizontal axis over which a chart can be drawn.
 
-    scale         "kept" is logarithmic in what is left, 100 - x, so that ratios close to 100 % are not on top of each other
-    tick_values   where it is labelled, if not where labels fit
-    reverse       from the largest value on the left to the smallest on the right
+    scale         "kept" is logarithmic in 100 - x, the percentage that is kept, which spreads ratios close to 100 % apart
+    tick_values   the values to label; empty: chosen automatically
+    reverse       the largest value is on the left
     """
 
     key: str
@@ -53,35 +57,35 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """Describe one curve over every axis of its chart.
+    """A line of a chart, with its x values on every axis of the chart.
 
-    label   its name in the chart; empty: it shares its look with another line that has one
-    part    "plain", "refit", or what else can be hidden alone
-    y       nan where there is a gap
-    level   where it would be if nothing were lost
+    label   its name in the chart; empty if another line of the same style has the name
+    part    "plain", "refit", or another group of lines that a reader of the page can hide
+    y       a value of nan is a gap
+    level   the value of the dense network, drawn as a horizontal line
     """
 
     label: str
     method: str
     part: str
-    look: Look
+    style: LineStyle
     solid: bool
     x: Mapping[str, Sequence[float]]
     y: Sequence[Spread]
     level: float | None = None
 
     def last_point(self, axis_key: str) -> tuple[float, float] | None:
-        """Find the last point that can be drawn."""
+        """Return the last point that can be drawn; None if there is none."""
         pairs = zip(self.x[axis_key][::-1], self.y[::-1], strict=True)
         return next(((x, y.mean) for x, y in pairs if math.isfinite(y.mean) and math.isfinite(x)), None)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Describe lines over one axis or another.
+    """Lines over any of several horizontal axes.
 
-    y_scale   "%" shows what there is to see, "share" all from 0 to 100 %
-    marked    every value is a point that was measured, and has a marker
+    y_scale   "%": percentages, from the smallest to the largest value; "share": from 0 to 100 %
+    marked    whether every point has a marker
     """
 
     lines: tuple[Line, ...]
@@ -95,7 +99,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Describe values, in percent, at every pair of two settings, nan where a pair was not measured."""
+    """Values in percent for all pairs of two settings; nan for a pair that was not measured."""
 
     title: str
     subtitle: str

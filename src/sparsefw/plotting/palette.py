@@ -1,4 +1,4 @@
-"""Colours, markers and dashes: one look for every method, the same in all figures, told apart by any eyes."""
+"""Colours, markers and dashes: one line style per method, the same in all figures, and clear to colour-blind readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MUTED = "#656d76"
 GRID = "#e3e6ea"
 PAPER = "#ffffff"
 VERMILLION = "#d55e00"
-# Okabe and Ito's colours, but yellow, which vanishes on white; their black is the ink of the page.
+# The colours of Okabe and Ito without yellow, which is too pale on white; their black is replaced by INK.
 LINE_COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK, VERMILLION)
 # The same hues, dark enough to read as text on white.
 TEXT_COLOURS = {
@@ -22,28 +22,29 @@ TEXT_COLOURS = {
     INK: INK,
     VERMILLION: "#b34f00",
 }
-MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down")  # when the colours are used up
-DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")  # of what is not solid, in the same order
+# When all colours are used, they are used again with the next marker and the next dash pattern.
+MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
-class Look(NamedTuple):
-    """Say how the lines of one method are drawn."""
+class LineStyle(NamedTuple):
+    """The style of a method's lines; dash: of those that are not solid."""
 
     colour: str
     marker: str
     dash: str
 
 
-def looks_of(methods: Iterable[str]) -> dict[str, Look]:
-    """Give every method its look: SGD in warm red, SparseFW first among the others, in blue; up to thirty all differ."""
+def line_styles(methods: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a style for every method: SGD vermillion, SparseFW blue; the styles of up to thirty others all differ."""
     colours = LINE_COLOURS[:-1]
+    styles: dict[str, LineStyle] = {}
     others = 0
-    found = {}
     for method in sorted(dict.fromkeys(methods), key=lambda method: not method.startswith("SparseFW")):
         if method == "SGD":
-            found[method] = Look(VERMILLION, MARKERS[0], DASHES[0])
+            styles[method] = LineStyle(VERMILLION, MARKERS[0], DASHES[0])
             continue
-        again = others // len(colours) % len(MARKERS)
-        found[method] = Look(colours[others % len(colours)], MARKERS[again], DASHES[again])
+        cycle = others // len(colours) % len(MARKERS)
+        styles[method] = LineStyle(colours[others % len(colours)], MARKERS[cycle], DASHES[cycle])
         others += 1
-    return found
+    return styles

@@ -1,6 +1,6 @@
-"""Reports from run folders: tables, figures, and one page. Nothing here knows how a run was made."""
+"""Reports from run folders: tables, figures, and one page. Nothing here trains."""
 
-from sparsefw.plotting.canvas import save_figure
+from sparsefw.plotting.figure_io import save_figure
 from sparsefw.report.export import write_files
 from sparsefw.report.figures import curves_figure, run_figure, sizes_figure, training_figure
 from sparsefw.report.page import write_page

@@ -1,4 +1,4 @@
-"""The charts of runs: curves over ratios and sizes, training, decay, spectra."""
+"""Charts of runs: curves over ratios and sizes, training, decay, spectra."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 
 from sparsefw.kinds import FILTERS, RANK
 from sparsefw.plotting.charts import LOGARITHMIC_FLOOR, Axis, Chart, Line, Spread, spread_of
-from sparsefw.plotting.palette import LINE_COLOURS, Look, looks_of
-from sparsefw.report.records import ReportError, Run, Size
+from sparsefw.plotting.palette import LINE_COLOURS, LineStyle, line_styles
+from sparsefw.report.records import ReportError, Run
 from sparsefw.report.series import (
+    METRIC_NAMES,
     NBSP,
-    SHOWN,
     Comparison,
     Series,
     headline,
@@ -22,72 +22,74 @@ from sparsefw.report.series import (
     ranked,
     short_names,
 )
+from sparsefw.runfolder.schema import Size
 
-SIZE_AXES = {
-    "parameters": "parameters left",
-    "macs": "MACs left",
-    "bytes": "bytes left",
-    "milliseconds": "milliseconds per batch",
-}
+SIZE_NAMES = {"parameters": "parameters", "macs": "MACs", "bytes": "bytes", "milliseconds": "milliseconds per batch"}
+SIZE_AXES = {key: name if key == "milliseconds" else f"{name} left" for key, name in SIZE_NAMES.items()}
 SHARE = "share of the constrained weights"
 DECAYED = "filters, directions or weights below 5 % of the largest of their layer"
 COMPRESSIBLE = "the share of the norm in those that would be kept"
-MOST_MARKED_EPOCHS = 12  # each has a marker
-TOO_CLOSE = 0.06  # of the axis: ratios closer than that cannot all be labelled on a linear one
+MOST_MARKED_EPOCHS = 12  # in longer trainings, epochs have no markers
+TOO_CLOSE = 0.06  # share of the axis: ratios closer than that cannot all be labelled on a linear axis
+MOST_DENSE = 4  # dense networks that a legend lists
 EPOCH_AXES = (Axis("epoch", "epoch"),)
 MAGNITUDES = (FILTERS.units, RANK.units)
-Style = Mapping[str, Look]
+Style = Mapping[str, LineStyle]
 
 
 def curves_chart(comparison: Comparison, style: Style | None = None) -> Chart:
     """Chart the metric against the ratio removed, or a size: plain dashed, refit solid, worst to best seed as a band."""
-    style = style or looks_of(one.method for one in comparison.series)
+    style = style or line_styles(series.method for series in comparison.series)
     ratios = tuple(100 * ratio for ratio in comparison.ratios)
     gaps = [high - low for low, high in pairwise(ratios)]
     close = bool(gaps) and min(gaps) < TOO_CLOSE * (ratios[-1] - ratios[0])
-    axes = [Axis("ratio", f"{comparison.what} {comparison.done}", "kept" if close else "linear", "%", ratios)]
+    axes = [Axis("ratio", f"{comparison.units} {comparison.removal}", "kept" if close else "linear", "%", ratios)]
     for key, label in SIZE_AXES.items():
-        if any(_known(one, key) for one in comparison.series):
+        if any(_known(series, key) for series in comparison.series):
             axes.append(Axis(key, label, "log", "" if key == "milliseconds" else "count", reverse=True))
     lines = []
-    for one in comparison.series:
-        look = style[one.method]
-        name = comparison.names[one.method]
-        level = one.dense.mean
-        x = {axis.key: [_at(one, axis.key, i) for i in range(len(one.ratios))] for axis in axes}
-        lines.append(Line(f"{name} plain", one.method, "plain", look, False, x, one.plain, level))
-        if any(one.refit):
-            refit = [value or spread_of([math.nan]) for value in one.refit]
-            lines.append(Line(f"{name} refit", one.method, "refit", look, True, x, refit, level))
+    for series in comparison.series:
+        method = series.method
+        look = style[method]
+        name = comparison.names[method]
+        level = series.dense.mean
+        x = {axis.key: [_position(series, axis.key, i) for i in range(len(series.ratios))] for axis in axes}
+        lines.append(Line(f"{name} plain", method, "plain", look, False, x, series.plain, level))
+        if any(series.refit):
+            refit = [value or spread_of([math.nan]) for value in series.refit]
+            lines.append(Line(f"{name} refit", method, "refit", look, True, x, refit, level))
     return Chart(
         tuple(lines),
         tuple(axes),
-        f"{comparison.split} {comparison.measure}",
+        f"{comparison.split} {comparison.metric_name}",
         title=headline(comparison),
         subtitle=legend_sentence(comparison),
     )
 
 
 def sizes_title(comparison: Comparison, key: str) -> str:
-    """Tell the values at one size, if all methods have the same one at the most telling ratio."""
-    ratio = comparison.telling
-    what = SIZE_AXES[key]
-    at = [(one, one.ratios.index(ratio)) for one in comparison.series if ratio in one.ratios and _known(one, key)]
-    shares = {f"{100 * getattr(one.sizes[i], key) / getattr(one.dense_size, key):.2g}" for one, i in at}
+    """Return the values at one size, if all methods have the same size at the headline's ratio; else name the axes."""
+    ratio = comparison.headline_ratio
+    measured = [series for series in comparison.series if ratio in series.ratios and _known(series, key)]
+    places = [(series, series.ratios.index(ratio)) for series in measured]
+    shares = {f"{100 * getattr(series.sizes[i], key) / getattr(series.dense_size, key):.2g}" for series, i in places}
     if len(shares) != 1:
-        return f"{comparison.split} {comparison.measure} against {what}".capitalize().replace("macs", "MACs")
-    values = {comparison.names[one.method]: one.plain[i].mean for one, i in at}
-    thing = what.removesuffix(" left")
-    return f"{shares.pop()}{NBSP}% of the {thing} left: {ranked(values, comparison.measure)}"
+        axes = f"{comparison.split} {comparison.metric_name} against {SIZE_AXES[key]}"
+        return axes[0].upper() + axes[1:]
+    values = {comparison.names[series.method]: series.plain[i].mean for series, i in places}
+    return f"{shares.pop()}{NBSP}% of the {SIZE_NAMES[key]} left: {ranked(values, comparison.metric_name)}"
 
 
 def legend_sentence(comparison: Comparison) -> str:
     """Say how to read the lines."""
     names = comparison.names
-    dense = ", ".join(f"{percent(one.dense.mean)} {names[one.method]}" for one in comparison.series[:4])
-    refit = "Solid: refit in closed form, no labels. " if any(any(one.refit) for one in comparison.series) else ""
-    bands = " Bands: from the worst to the best seed." if any(one.seeds > 1 for one in comparison.series) else ""
-    more = ", ..." if len(comparison.series) > 4 else ""
+    listed = comparison.series[:MOST_DENSE]
+    dense = ", ".join(f"{percent(series.dense.mean)} {names[series.method]}" for series in listed)
+    has_refit = any(any(series.refit) for series in comparison.series)
+    refit = "Solid: refit in closed form, no labels. " if has_refit else ""
+    has_seeds = any(series.seeds > 1 for series in comparison.series)
+    bands = " Bands: from the worst to the best seed." if has_seeds else ""
+    more = ", ..." if len(comparison.series) > MOST_DENSE else ""
     return f"{refit}Dashed: plain, BatchNorm statistics recomputed only. Thin lines: the dense networks ({dense}{more}).{bands}"
 
 
@@ -96,7 +98,7 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
     trained = [run for run in runs if run.epochs]
     if not trained:
         raise ReportError("no run has finished an epoch")
-    style = style or looks_of(run.method for run in trained)
+    style = style or line_styles(run.method for run in trained)
     names = short_names([run.method for run in trained])
     lines = []
     ends = {}
@@ -115,7 +117,7 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
         if lines[-1].solid == validated and (end := lines[-1].last_point("epoch")):
             ends[name] = end[1]
     split = "validation" if validated else "training"
-    metric = SHOWN[trained[0].metric]
+    metric = METRIC_NAMES[trained[0].metric]
     return Chart(
         tuple(lines),
         EPOCH_AXES,
@@ -127,14 +129,14 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
 
 
 def decay_chart(runs: Sequence[Run], style: Style | None = None) -> Chart | None:
-    """Chart what had become of the constrained weights after every epoch, None where nothing is constrained."""
+    """Chart the state of the constrained weights after every epoch; None where nothing is constrained."""
     alike = defaultdict(list)
     for run in runs:
         if any(epoch.decayed is not None for epoch in run.epochs):
             alike[run.method].append(run)
     if not alike:
         return None
-    style = style or looks_of(alike)
+    style = style or line_styles(alike)
     names = short_names(list(alike))
     lines = []
     ends = {}
@@ -150,20 +152,20 @@ def decay_chart(runs: Sequence[Run], style: Style | None = None) -> Chart | None
 
 
 def run_charts(run: Run) -> list[Chart]:
-    """Chart the training of one run: the metric, and over the same epochs what became of the constrained weights, if any."""
+    """Chart the training of one run: the metric, and over the same epochs the state of the constrained weights, if any."""
     if not run.epochs:
         raise ReportError(f"{run.folder}: no epoch has ended")
-    own = looks_of([run.method])[run.method]
+    blue = line_styles([run.method])[run.method]
     few = len(run.epochs) <= MOST_MARKED_EPOCHS
 
-    def line(part: str, name: str, look: Look, solid: bool = True) -> list[Line]:
+    def line(part: str, name: str, look: LineStyle, solid: bool = True) -> list[Line]:
         x, y = _history([run], part)
         return [Line(name, run.method, part, look, solid, {"epoch": x}, y)] if x else []
 
-    green, pink, orange = (own._replace(colour=colour) for colour in LINE_COLOURS[1:4])
-    measured = line("validation", "validation", own) + line("train", "training", own, solid=False)
+    green, pink, orange = (blue._replace(colour=colour) for colour in LINE_COLOURS[1:4])
+    measured = line("validation", "validation", blue) + line("train", "training", blue, solid=False)
     shares = line("decayed", "decayed", green) + line("compressible", "compressible", orange)
-    metric = SHOWN[run.metric]
+    metric = METRIC_NAMES[run.metric]
     end = measured[0].last_point("epoch") if measured else None
     title = f"{run.name}: {percent(end[1])} {measured[0].label} {metric}" if end else run.name
     charts = [Chart(tuple(measured), EPOCH_AXES, metric, title=title, marked=few)]
@@ -177,40 +179,48 @@ def run_charts(run: Run) -> list[Chart]:
 
 
 def spectra_charts(runs: Sequence[Run], style: Style | None = None) -> dict[str, dict[str, Chart]]:
-    """Chart magnitudes, largest first and relative to it, by layer and what they are of: of every method its lowest seed."""
+    """Chart the magnitudes of every layer, relative to the largest one, of the lowest seed of every method.
+
+    Returns:
+        layer -> units ("filters" or "singular values") -> chart
+    """
     first: dict[str, Run] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        if run.spectra:
+        if run.record.spectra.layers:
             first.setdefault(run.method, run)
-    chosen = {run.method: first[run.method] for run in runs if run.method in first}
-    style = style or looks_of(chosen)
-    names = short_names(list(chosen))
-    found: dict[str, dict[str, Chart]] = {}
-    for layer in dict.fromkeys(layer for run in chosen.values() for layer in run.spectra):
-        for what in MAGNITUDES:
+    spectra = {run.method: first[run.method].record.spectra.layers for run in runs if run.method in first}
+    style = style or line_styles(spectra)
+    names = short_names(list(spectra))
+    charts: dict[str, dict[str, Chart]] = {}
+    for layer in dict.fromkeys(layer for layers in spectra.values() for layer in layers):
+        for units in MAGNITUDES:
             lines = []
-            for method, run in chosen.items():
-                if (spectrum := run.spectra.get(layer, {}).get(what)) is None:
+            for method, layers in spectra.items():
+                spectrum = layers.get(layer, {}).get(units)
+                if spectrum is None:
                     continue
                 x = [100 * (i + 1) / spectrum.count for i in spectrum.index]
-                top = spectrum.value[0] or 1.0
-                y = [spread_of([max(value / top, LOGARITHMIC_FLOOR)]) for value in spectrum.value]
-                lines.append(Line(names[method], method, what, style[method], True, {"share": x}, y))
-            axis = Axis("share", f"share of the {what}, largest first", unit="%")
-            label = "norm of a filter" if what == FILTERS.units else "singular value"
-            chart = Chart(tuple(lines), (axis,), f"{label} / largest", "log", f"{layer}: {what}", marked=False)
-            found.setdefault(layer, {})[what] = chart
-    return found
+                largest = spectrum.value[0] or 1.0
+                y = [spread_of([max(value / largest, LOGARITHMIC_FLOOR)]) for value in spectrum.value]
+                lines.append(Line(names[method], method, units, style[method], True, {"share": x}, y))
+            axis = Axis("share", f"share of the {units}, largest first", unit="%")
+            label = "norm of a filter" if units == FILTERS.units else "singular value"
+            chart = Chart(tuple(lines), (axis,), f"{label} / largest", "log", f"{layer}: {units}", marked=False)
+            charts.setdefault(layer, {})[units] = chart
+    return charts
 
 
 def _known(series: Series, key: str) -> bool:
+    """Return whether a size is measured at every ratio, and of the dense network."""
+
     def has(size: Size) -> bool:
         return bool(getattr(size, key))
 
     return has(series.dense_size) and all(map(has, series.sizes))
 
 
-def _at(series: Series, key: str, i: int) -> float:
+def _position(series: Series, key: str, i: int) -> float:
+    """Return where the i-th point is on an axis."""
     if key == "ratio":
         return 100 * series.ratios[i]
     value = getattr(series.sizes[i], key)
@@ -218,6 +228,7 @@ def _at(series: Series, key: str, i: int) -> float:
 
 
 def _history(group: Sequence[Run], part: str) -> tuple[list[float], list[Spread]]:
+    """Return the epochs in which a figure was measured, and its spread over these runs."""
     values = defaultdict(list)
     for run in group:
         for epoch in run.epochs:

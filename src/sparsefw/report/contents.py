@@ -1,4 +1,4 @@
-"""What a report is made of: every table and chart, made once, from which its sections are put together."""
+"""The contents of a report: every table and chart, made once, from which its sections are put together."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sparsefw.config_base import flatten
 from sparsefw.plotting.charts import Chart
-from sparsefw.plotting.palette import looks_of
+from sparsefw.plotting.palette import line_styles
 from sparsefw.report.charts import curves_chart, decay_chart, spectra_charts, training_chart
 from sparsefw.report.families import Family, families
-from sparsefw.report.names import differing, flat, shown
+from sparsefw.report.names import differing, shown
 from sparsefw.report.records import Damaged, Run
-from sparsefw.report.series import Comparison, compared, epochs_of, kinds_of, notes_on
+from sparsefw.report.series import Comparison, compared, kinds_of, notes_on
 from sparsefw.report.sizes import sizes_rows, sizes_table
 from sparsefw.report.tables import Table, comparison_table, runs_table
 
-MOST_METHODS = 12  # in one figure; of more, where none was measured on test images, the best of every family
+MOST_METHODS = 12  # in one figure; of more methods without test curves, only the best of every family is drawn
 
 
 @dataclass(frozen=True)
 class Task:
-    """Name what some runs of a report learned.
+    """The network and the data of some runs of a report.
 
-    alone   no run of the report learned anything else
+    alone   whether all runs of the report are of this task
     """
 
     number: int
@@ -32,20 +33,20 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Name it in addresses and folders."""
+        """The name in addresses and folders."""
         return f"task-{self.number}"
 
     @property
     def folder(self) -> str:
-        """Name the folder of its files: one of its own where there are several tasks."""
+        """The folder of its files; empty where there is only one task."""
         return "" if self.alone else self.name
 
 
 @dataclass(frozen=True)
 class Results:
-    """Hold what all methods of one task keep at every size, for one kind and form of removal.
+    """The results of all methods of one task, for one kind and form of removal.
 
-    size_rows   ratio -> a row per method: what is left, how good it is, and the command that makes that network
+    size_rows   ratio -> a row per method: its metric, its sizes, and the command that makes that network
     """
 
     task: Task
@@ -59,16 +60,16 @@ class Results:
 
     @property
     def address(self) -> str:
-        """Tell what the addresses of its sections in a page begin with."""
+        """The prefix of its sections' addresses in a page."""
         return f"{self.task.name}-{self.name}"
 
 
 @dataclass(frozen=True)
 class TaskContents:
-    """Hold all about one task.
+    """Everything about one task.
 
-    all_training   training with the runs of sweeps, which are in heat maps and family tables only; None where there are none
-    spectra        layer -> what -> chart
+    all_training   training with the runs of sweeps that the other figures leave out; None where none are left out
+    spectra        layer -> units -> chart
     """
 
     task: Task
@@ -82,16 +83,16 @@ class TaskContents:
 
     @property
     def address(self) -> str:
-        """Tell what the addresses of its sections in a page begin with."""
+        """The prefix of its sections' addresses in a page."""
         return self.task.name
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Hold all about all runs.
+    """Everything about all runs.
 
-    configurations   what differs between them; None where nothing does
-    common           what does not differ
+    configurations   the settings that differ between them; None where none do
+    common           the settings that do not differ
     """
 
     tasks: tuple[TaskContents, ...]
@@ -103,21 +104,21 @@ class Contents:
 
     @property
     def task(self) -> None:
-        """Name no task: this is about all of them."""
+        """None: these contents are about all tasks."""
         return None
 
     @property
     def address(self) -> str:
-        """Tell what the addresses of its sections in a page begin with."""
+        """The prefix of its sections' addresses in a page."""
         return ""
 
 
 def contents_of(runs: Sequence[Run], damaged: Sequence[Damaged] = ()) -> Contents:
-    """Make all that a report of these runs holds."""
+    """Make all tables and charts of a report."""
     titles = list(dict.fromkeys(run.task for run in runs))
     tasks = [Task(number, title, alone=len(titles) == 1) for number, title in enumerate(titles, 1)]
     parts = tuple(_task_contents(task, [run for run in runs if run.task == task.title]) for task in tasks)
-    configs = [flat(run.config) for run in runs]
+    configs = [flatten(run.record.config.values) for run in runs]
     keys = differing(configs)
     rows = tuple(
         (run.label, *("-" if config.get(key) is None else shown(config[key]) for key in keys))
@@ -129,11 +130,12 @@ def contents_of(runs: Sequence[Run], damaged: Sequence[Damaged] = ()) -> Content
 
 
 def _task_contents(task: Task, runs: Sequence[Run]) -> TaskContents:
-    found = families(runs)
+    swept = families(runs)
     split = "test" if any(run.has_curves("test") for run in runs) else "validation"
-    drawn = _drawn_runs(runs, found, split)
+    drawn = _drawn_runs(runs, swept, split)
     comparisons = [compared(drawn, kind, form, split) for kind, form in kinds_of(drawn, split)]
-    style = looks_of([run.method for run in drawn] + [one.method for c in comparisons for one in c.series])
+    compared_methods = [series.method for comparison in comparisons for series in comparison.series]
+    style = line_styles([run.method for run in drawn] + compared_methods)
     results = tuple(
         Results(
             task,
@@ -149,12 +151,12 @@ def _task_contents(task: Task, runs: Sequence[Run]) -> TaskContents:
     )
     trained = [run for run in drawn if run.epochs]
     more = any(run.epochs for run in runs if run not in drawn)
-    epochs = sorted({epochs_of(run) for run in trained})
+    epochs = sorted({run.planned_epochs for run in trained})
     notes = (f"Trained for {epochs[0]} to {epochs[-1]} epochs: not for equally long.",) if len(epochs) > 1 else ()
     return TaskContents(
         task,
         results,
-        tuple(found),
+        tuple(swept),
         training_chart(trained, style) if trained else None,
         training_chart(runs) if more else None,
         decay_chart(trained, style),
@@ -163,15 +165,19 @@ def _task_contents(task: Task, runs: Sequence[Run]) -> TaskContents:
     )
 
 
-def _drawn_runs(runs: Sequence[Run], found: Sequence[Family], split: str) -> list[Run]:
-    """Choose the runs in the figures of a task: the others, of a sweep, are in heat maps and family tables."""
+def _drawn_runs(runs: Sequence[Run], swept: Sequence[Family], split: str) -> list[Run]:
+    """Choose the runs in the figures of a task: the other runs of sweeps are in heat maps and family tables only."""
     drawn = [run for run in runs if run.has_curves(split)] or list(runs)
     if split != "test" and len({run.method for run in drawn}) > MOST_METHODS:
-        best = {one.tried[0].run.method for one in found}
+        best = {family.tried[0].run.method for family in swept}
         drawn = [run for run in drawn if run.method in best] or drawn
     return drawn
 
 
 def file_name(text: str) -> str:
-    """Make a name of files out of any text: kinds such as "2:4" name some, too."""
+    """Return a text without the characters that file names should not have.
+
+    >>> file_name("2:4-removed")
+    '2_4-removed'
+    """
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text)

@@ -1,11 +1,11 @@
-"""Every figure of a report as PNG and SVG, every table as CSV, LaTeX and Markdown."""
+"""Exports a report: every figure as PNG and SVG, every table as CSV, LaTeX and Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparsefw.plotting.canvas import save_figure
+from sparsefw.plotting.figure_io import save_figure
 from sparsefw.report.contents import Contents, contents_of
 from sparsefw.report.records import ReportError, Run
 from sparsefw.report.sections import sections_of
@@ -14,7 +14,7 @@ from sparsefw.report.tables import Table, save_table
 
 
 def write_files(folder: Path, runs: Sequence[Run]) -> list[Path]:
-    """Write all that these runs allow, one set per task, in a folder of its own if there are several."""
+    """Write all tables and figures of these runs; if there are several tasks, those of each into a folder of its own."""
     contents = contents_of(runs)
     try:
         return _write_sections(folder, contents)
@@ -26,9 +26,9 @@ def _write_sections(folder: Path, contents: Contents) -> list[Path]:
     """Write the files about all runs, then those of each task."""
     written = []
     for section, subject in sorted(sections_of(contents), key=lambda pair: _task_number(pair[1])):
-        place = folder if subject.task is None else folder / subject.task.folder
+        task_folder = folder if subject.task is None else folder / subject.task.folder
         for stem, content in section.files(subject):
-            path = place / stem
+            path = task_folder / stem
             written += save_table(content, path) if isinstance(content, Table) else save_figure(content, path)
     return written
 

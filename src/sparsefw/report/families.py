@@ -1,4 +1,4 @@
-"""Runs of one method that differ in their settings, as a sweep makes them: heat maps of two settings, and a table of all."""
+"""Families: runs of one method that differ in their settings, as sweeps make them, as heat maps and as a table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from typing import Any
 
 from sparsefw.kinds import kind_of
 from sparsefw.plotting.charts import HeatMap
-from sparsefw.report.names import LEARNING, differing, exact, family_name, flat, shown
-from sparsefw.report.records import Run, RunCurve
-from sparsefw.report.series import FORMS, SHOWN, kinds_of, percent
+from sparsefw.report.names import differing, exact, learning_settings, shown
+from sparsefw.report.records import Run
+from sparsefw.report.series import FORM_NAMES, METRIC_NAMES, kinds_of, percent
 from sparsefw.report.tables import Table, shown_ratio
+from sparsefw.runfolder.schema import CurveRecord
 
-PAIRS = 3  # of settings that are drawn at most, those with the most values first
+MOST_PAIRS = 3  # of settings that are drawn, those with the most values first
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One configuration: its varied settings, and the means over its seeds of dense, of every ratio plain, and over these."""
+    """One configuration of a family.
+
+    run        the one with the lowest seed
+    settings   those that the family varies
+    dense      the metric of the dense networks, mean over the seeds
+    plain      the metric at every ratio, mean over the seeds
+    """
 
     run: Run
     settings: Mapping[str, Any]
@@ -32,13 +39,17 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        """As a sweep chooses: where nothing could be computed, nothing is right."""
+        """The mean over the ratios by which a sweep chooses: where nothing can be computed, it counts 0."""
         return statistics.fmean(0.0 if math.isnan(value) else value for value in self.plain)
 
 
 @dataclass(frozen=True)
 class Family:
-    """All configurations of a method with a curve of one kind, measured on one split, best first."""
+    """All configurations of a method with a curve of one kind and form, measured on one split, best first.
+
+    keys     the settings that differ
+    ratios   those that all configurations have
+    """
 
     name: str
     kind: str
@@ -51,120 +62,124 @@ class Family:
     note: str
 
     @property
-    def about(self) -> str:
-        return f"{self.name}, {kind_of(self.kind).units} {FORMS.get(self.form, self.form)}"
+    def title(self) -> str:
+        return f"{self.name}, {self.removal}"
+
+    @property
+    def removal(self) -> str:
+        """What is removed and how: "filters set to zero"."""
+        return f"{kind_of(self.kind).units} {FORM_NAMES.get(self.form, self.form)}"
 
     @property
     def span(self) -> str:
-        """The ratios that all configurations have."""
+        """The range of the ratios."""
         return " to ".join(dict.fromkeys((shown_ratio(self.ratios[0]), shown_ratio(self.ratios[-1]))))
 
     @property
     def best(self) -> str:
-        """In words: the first of them."""
+        """The best configuration in words."""
         first = self.tried[0]
         settings = ", ".join(f"{key} = {shown(value)}" for key, value in first.settings.items())
-        told = f"Best of {len(self.tried)} on {self.split} images: {settings} ({first.run.folder.name})"
+        choice = f"Best of {len(self.tried)} on {self.split} images: {settings} ({first.run.folder.name})"
         figures = f"{percent(first.mean)} in the mean over {self.span}, plain; dense {percent(first.dense)}"
         warning = " Chosen on the images it is tested on, its figure flatters." if self.split == "test" else ""
-        return f"{told}: {figures}.{warning}"
+        return f"{choice}: {figures}.{warning}"
 
     def maps(self) -> list[tuple[HeatMap, HeatMap]]:
-        """For every pair of numeric settings, the mean over all ratios, and the dense network of the same runs."""
-        values = {key: _numbers(one.settings.get(key) for one in self.tried) for key in self.keys}
-        several = sorted((key for key in self.keys if len(values[key]) > 1), key=lambda key: -len(values[key]))
-        pairs = list(itertools.combinations(several, 2))[:PAIRS]
+        """Return two heat maps for every pair of numeric settings: the mean over all ratios, and the dense networks."""
+        values = {key: _numbers(tried.settings.get(key) for tried in self.tried) for key in self.keys}
+        varied = sorted((key for key in self.keys if len(values[key]) > 1), key=lambda key: -len(values[key]))
+        pairs = list(itertools.combinations(varied, 2))[:MOST_PAIRS]
         return [self._maps(x, y, values[x], values[y]) for x, y in pairs]
 
     def _maps(self, x: str, y: str, across: list[float], up: list[float]) -> tuple[HeatMap, HeatMap]:
         cells: dict[tuple[Any, Any], Tried] = {}
-        for one in self.tried:  # best first, and the first one stays
-            cells.setdefault((one.settings.get(x), one.settings.get(y)), one)
+        for tried in self.tried:  # best first: a cell shows the first one
+            cells.setdefault((tried.settings.get(x), tried.settings.get(y)), tried)
         others = [key for key in self.keys if key not in (x, y)]
         fixed = f" In every cell, the best over {', '.join(others)}." if others else ""
-        measure = f"{self.split} {SHOWN.get(self.metric, self.metric)}"
-        what = f"{kind_of(self.kind).units} {FORMS.get(self.form, self.form)}"
-        titles = (f"Mean over {self.span} of the {what}, plain", "The dense networks of the same runs")
+        measure = f"{self.split} {METRIC_NAMES.get(self.metric, self.metric)}"
+        subtitle = f"{self.name}: {measure} in %.{fixed}"
+        columns = tuple(map(shown, across))
+        rows = tuple(map(shown, up))
 
-        def grid(part: str) -> tuple[tuple[float, ...], ...]:
-            return tuple(tuple(getattr(cells.get((a, b)), part, math.nan) for a in across) for b in up)
+        def heat_map(title: str, figure: str) -> HeatMap:
+            values = tuple(tuple(getattr(cells.get((a, b)), figure, math.nan) for a in across) for b in up)
+            return HeatMap(title, subtitle, x, y, columns, rows, values, measure)
 
-        def drawn(title: str, part: str) -> HeatMap:
-            names = tuple(map(shown, across)), tuple(map(shown, up))
-            return HeatMap(title, f"{self.name}: {measure} in %.{fixed}", x, y, *names, grid(part), measure)
-
-        return drawn(titles[0], "mean"), drawn(titles[1], "dense")
+        mean = heat_map(f"Mean over {self.span} of the {self.removal}, plain", "mean")
+        return mean, heat_map("The dense networks of the same runs", "dense")
 
     def table(self) -> Table:
-        seeds = any(one.seeds > 1 for one in self.tried)
-        header = ("run", *self.keys, *(["seeds"] * seeds), "dense", "mean", *map(shown_ratio, self.ratios))
-        rows = tuple(
-            (
-                one.run.folder.name,
-                *(shown(one.settings.get(key, "-")) for key in self.keys),
-                *([str(one.seeds)] * seeds),
-                *(f"{value:.2f}" for value in (one.dense, one.mean, *one.plain)),
-            )
-            for one in self.tried
-        )
-        return Table((), header, rows)
+        """Return a row per configuration; the number of seeds where some have several."""
+        several_seeds = any(tried.seeds > 1 for tried in self.tried)
+        seeds_header = ["seeds"] if several_seeds else []
+        header = ("run", *self.keys, *seeds_header, "dense", "mean", *map(shown_ratio, self.ratios))
+        rows = []
+        for tried in self.tried:
+            settings = [shown(tried.settings.get(key, "-")) for key in self.keys]
+            seeds = [str(tried.seeds)] if several_seeds else []
+            figures = [f"{value:.2f}" for value in (tried.dense, tried.mean, *tried.plain)]
+            rows.append((tried.run.folder.name, *settings, *seeds, *figures))
+        return Table((), header, tuple(rows))
 
 
 def families(runs: Sequence[Run]) -> list[Family]:
-    """Those of runs of one task that are worth a look: with heat maps, or with curves on validation images."""
-    alike: dict[tuple[str, str | None], list[Run]] = defaultdict(list)
+    """Return the families of runs of one task that have heat maps, or curves on validation images."""
+    groups: dict[tuple[str, str | None], list[Run]] = defaultdict(list)
     for run in runs:
-        alike[family_name(run.config), sweep_row(run)].append(run)
-    rows = Counter(name for name, _ in alike)
-    found = []
-    for (method, row), group in alike.items():
-        name = method if row is None or rows[method] == 1 else f"{method} ({row})"
+        groups[run.record.facts.family, sweep_row(run)].append(run)
+    rows_of = Counter(method for method, _ in groups)
+    shown_families = []
+    for (method, row), group in groups.items():
+        name = method if row is None or rows_of[method] == 1 else f"{method} ({row})"
         for kind, form in dict.fromkeys([*kinds_of(group, "validation"), *kinds_of(group)]):
-            one = _family(name, group, kind, form)
-            if one is not None and (one.split == "validation" or one.maps()):
-                found.append(one)
-    return found
+            family = _family(name, group, kind, form)
+            if family is not None and (family.split == "validation" or family.maps()):
+                shown_families.append(family)
+    return shown_families
 
 
 def sweep_row(run: Run) -> str | None:
-    """The sweep and the row that a run is of, whose name and folder both tell the configuration's number."""
-    number = run.folder.name.partition("-seed-")[0]
-    stem = run.name.removesuffix(f"-{number}")
-    return stem if number.isdigit() and stem != run.name else None
+    """Return the sweep and the row of a run, such as "quick-filters-SGD"; None for a run of no sweep."""
+    job = run.record.facts.job
+    return None if job is None else f"{job.sweep}-{job.row}"
 
 
 def _family(name: str, group: Sequence[Run], kind: str, form: str) -> Family | None:
-    """On validation images if any was measured on them: what was measured on others is never mixed in."""
+    """Compare configurations on validation images if any was measured on them: splits are never mixed."""
     split = "validation" if (kind, form) in kinds_of(group, "validation") else "test"
-    having = [(run, curve) for run in group if (curve := run.curve(kind, form, split)) is not None]
-    metric = having[0][1].metric
-    having = [(run, curve) for run, curve in having if curve.metric == metric]
-    settings = [flat({part: run.config[part] for part in LEARNING if part in run.config}) for run, _ in having]
+    pairs = [(run, curve) for run in group if (curve := run.curve(kind, form, split)) is not None]
+    metric = pairs[0][1].metric
+    pairs = [(run, curve) for run, curve in pairs if curve.metric == metric]
+    settings = [learning_settings(run) for run, _ in pairs]
     keys = differing(settings)
-    ratios = sorted(set.intersection(*({point.ratio for point in curve.points} for _, curve in having)))
+    ratios = sorted(set.intersection(*({point.ratio for point in curve.points} for _, curve in pairs)))
     if not keys or not ratios:
         return None
-    seeds: dict[tuple[str, ...], list[tuple[Run, RunCurve]]] = defaultdict(list)
+    seeds: dict[tuple[str, ...], list[tuple[Run, CurveRecord]]] = defaultdict(list)
     varied: dict[tuple[str, ...], dict[str, Any]] = {}
-    for (run, curve), own in zip(having, settings, strict=True):
-        key = tuple(exact(own.get(k)) for k in keys)
-        seeds[key].append((run, curve))
-        varied[key] = {k: own.get(k) for k in keys}
-    tried = [_tried(pairs, varied[key], ratios) for key, pairs in seeds.items()]
+    for pair, values in zip(pairs, settings, strict=True):
+        configuration = tuple(exact(values.get(key)) for key in keys)
+        seeds[configuration].append(pair)
+        varied[configuration] = {key: values.get(key) for key in keys}
+    tried = [_tried(group, varied[configuration], ratios) for configuration, group in seeds.items()]
     tried.sort(key=lambda one: -one.mean)
-    other = sum(run.curve(kind, form, split) is None and run.has_curves("test") for run in group)
-    note = (
-        "" if split == "test" or not other else f"Runs without a curve on validation images, not among these: {other}."
-    )
+    others = sum(run.curve(kind, form, split) is None and run.has_curves("test") for run in group)
+    note = f"Runs without a curve on validation images, not among these: {others}."
+    note = note if split == "validation" and others else ""
     return Family(name, kind, form, split, metric, tuple(keys), tuple(ratios), tuple(tried), note)
 
 
-def _tried(pairs: Sequence[tuple[Run, RunCurve]], settings: Mapping[str, Any], ratios: Sequence[float]) -> Tried:
-    at = [{point.ratio: point.plain for point in curve.points} for _, curve in pairs]
-    plain = tuple(statistics.fmean(values[ratio] for values in at) for ratio in ratios)
-    first = min((run for run, _ in pairs), key=lambda run: run.seed)
+def _tried(pairs: Sequence[tuple[Run, CurveRecord]], settings: Mapping[str, Any], ratios: Sequence[float]) -> Tried:
+    plain_by_ratio = [{point.ratio: point.plain for point in curve.points} for _, curve in pairs]
+    runs = [run for run, _ in pairs]
     return Tried(
-        first, settings, len({run.seed for run, _ in pairs}), statistics.fmean(curve.dense for _, curve in pairs), plain
+        run=min(runs, key=lambda run: run.seed),
+        settings=settings,
+        seeds=len({run.seed for run in runs}),
+        dense=statistics.fmean(curve.dense for _, curve in pairs),
+        plain=tuple(statistics.fmean(plain[ratio] for plain in plain_by_ratio) for ratio in ratios),
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of runs as matplotlib draws them, for files."""
+"""Figures of runs, drawn by matplotlib, for files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from sparsefw.plotting.canvas import draw_chart
-from sparsefw.plotting.panels import draw_stacked_charts
+from sparsefw.plotting.chart_groups import draw_stacked_charts
+from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.report.charts import curves_chart, run_charts, sizes_title, training_chart
 from sparsefw.report.records import ReportError, Run
 from sparsefw.report.series import compared
@@ -24,7 +24,7 @@ def sizes_figure(runs: Sequence[Run], kind: str, key: str = "parameters") -> Fig
     comparison = compared(runs, kind, "removed")
     chart = curves_chart(comparison)
     if key not in {axis.key for axis in chart.axes}:
-        raise ReportError(f"the curves {kind}-removed tell no {key}")
+        raise ReportError(f"the curves {kind}-removed do not state {key}")
     return draw_chart(replace(chart, title=sizes_title(comparison, key)), key)
 
 
@@ -34,5 +34,5 @@ def training_figure(runs: Sequence[Run]) -> Figure:
 
 
 def run_figure(run: Run) -> Figure:
-    """Draw the training of one run: the metric, and below it what became of the constrained weights."""
+    """Draw the training of one run: the metric, and below it the state of the constrained weights."""
     return draw_stacked_charts(run_charts(run))

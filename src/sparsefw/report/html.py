@@ -1,4 +1,4 @@
-"""Parts of a page: sections, tables with their downloads, controls. All text that comes from elsewhere is escaped here."""
+"""HTML of the parts of a page: sections, tables with their downloads, controls. All text is escaped here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import quote
 from sparsefw.report.contents import file_name
 from sparsefw.report.tables import Table
 
-LONG = 25  # rows from which on a table is folded, and can be searched
+LONG = 25  # rows of a table that is not yet folded
 
 
 def section_frame(name: str, title: str, content: str, plain: bool = True) -> str:
-    """Put a title above what stands in a section; plain: it only names the section, and tells nothing."""
+    """Return a section with its title. plain: the title only names the section, and states no result."""
     kind = ' class="plain"' if plain else ""
     return (
         f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title"{kind}>{escape(title)}</h2>\n'
@@ -22,16 +22,18 @@ def section_frame(name: str, title: str, content: str, plain: bool = True) -> st
 
 
 def paragraphs(texts: Iterable[str], kind: str = "") -> str:
+    """Return a paragraph per text, of the CSS class `kind`."""
     mark = f' class="{kind}"' if kind else ""
     return "".join(f"<p{mark}>{escape(text)}</p>\n" for text in texts)
 
 
 def folded(summary: str, content: str) -> str:
+    """Return content that a click on its summary unfolds."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n{content}\n</details>\n"
 
 
 def select(label: str, options: Mapping[str, str], chosen: str, kind: str) -> str:
-    """Make a labelled list of value -> text."""
+    """Return a labelled list to choose from. options: value -> text."""
     entries = "".join(
         f'<option value="{escape(value)}"{" selected" * (value == chosen)}>{escape(text)}</option>'
         for value, text in options.items()
@@ -40,20 +42,22 @@ def select(label: str, options: Mapping[str, str], chosen: str, kind: str) -> st
 
 
 def plot(figures: Iterable[str], label: str, caption: str, titled: bool = False) -> str:
-    """Make room where page.js draws the first of these figures, or the one that a control chooses.
+    """Return a place in which page.js draws the first of these figures, or the one that a control chooses.
 
-    titled   the caption comes first
+    Args:
+        titled: whether the caption comes first.
     """
-    told = f"<figcaption>{escape(caption)}</figcaption>\n"
+    captioned = f"<figcaption>{escape(caption)}</figcaption>\n"
     drawn = f'<div class="plot" role="group" aria-label="{escape(label)}" data-figures="{" ".join(figures)}"></div>\n'
-    return f'<figure class="js">\n{told + drawn if titled else drawn + told}</figure>\n'
+    return f'<figure class="js">\n{captioned + drawn if titled else drawn + captioned}</figure>\n'
 
 
 def table(content: Table, label: str, *, words: bool = False, sortable: bool = False, downloads: bool = True) -> str:
-    """Make a table that scrolls by itself.
+    """Return a table that scrolls by itself.
 
-    words      columns of text rather than of numbers
-    sortable   by a click on a column's name, and searched by any text
+    Args:
+        words: whether its columns hold text rather than numbers.
+        sortable: whether a click on a column's name sorts it, and a field searches it.
     """
     head = ""
     if any(name for name, _ in content.groups):
@@ -80,21 +84,23 @@ def table(content: Table, label: str, *, words: bool = False, sortable: bool = F
 
 
 def scrolled(content: str, label: str) -> str:
-    """Let what may be wider than the screen scroll by itself, and by the keyboard."""
+    """Return content that scrolls by itself, also by the keyboard, where it is wider than the screen."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>\n'
 
 
 def row(cells: Iterable[str]) -> str:
+    """Return a row of a table; the cells are HTML."""
     return f"<tr>{''.join(cells)}</tr>\n"
 
 
 def commands(lines: Iterable[str]) -> str:
+    """Return lines in a fixed-width font."""
     text = "\n".join(lines)
     return f'<pre tabindex="0">{escape(text)}</pre>\n'
 
 
 def _downloads(content: Table, label: str) -> str:
-    """Put a table's files into the page itself, so that they work wherever it is moved to."""
+    """Return links to a table's files, which are contained in the page, so that they work wherever it is moved."""
     stem = file_name(label.lower()).strip("_.")[:60] or "table"
     texts = (
         ("CSV", "csv", "text/csv", content.csv()),

@@ -1,4 +1,4 @@
-"""What a run is called in tables and figures: short where that is enough, longer where two would be mixed up."""
+"""Names of runs in tables and figures: short where that is enough, longer where two runs would have the same name."""
 
 from __future__ import annotations
 
@@ -6,91 +6,86 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sparsefw.report.records import Run
+from sparsefw.config_base import flatten
+from sparsefw.report.records import Run
 
-RETRAINED = "retrained"  # what the names of such runs begin with
-SPELLED = {
-    "sgd": "SGD", "sparsefw": "SparseFW", "ssl": "SSL", "glt": "GLT", "abfp": "ABFP", "sfp": "SFP", "nuc": "NUC",
-    "svdenergy": "SVDEnergy", "fr": "FR", "trp": "TRP", "scion": "Scion", "sam": "SAM", "cram": "CrAM+", "masked": RETRAINED,
-}  # fmt: skip
-TOLD = ("k", "w", "strength", "threshold", "rho", "removed")  # settings that a name tells
+BASELINE = "sgd"  # the method that all others are compared with
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 
-def family_name(config: Mapping[str, Any]) -> str:
-    """Such as "SGD", "NUC", or "SparseFW filters"."""
-    method = config["method"]
-    name = str(method["name"])
-    return " ".join([SPELLED.get(name, name), *([str(method["kind"])] if method.get("kind") else [])])
-
-
-def own_name(config: Mapping[str, Any]) -> str:
-    """Such as "SGD", "NUC strength=0.0001", or "SparseFW filters k=0.3 w=0.33"."""
-    method = config["method"]
-    words = [family_name(config)]
-    words += [f"{key}={shown(method[key])}" for key in TOLD if method.get(key) is not None]
-    return " ".join(words)
+def learning_settings(run: Run) -> dict[str, Any]:
+    """Return the settings that make two runs different methods, under flat keys such as "train.lr"."""
+    values = run.record.config.values
+    return flatten({part: values[part] for part in LEARNING if part in values})
 
 
 def named(runs: Sequence[Run]) -> list[Run]:
-    """The same runs, SGD first. Equal names of unequal methods are told apart by what differs, equal methods by seed."""
+    """Return the runs with distinct names, those of SGD first.
+
+    Equal names of different methods are extended by the settings that differ, equal methods by their seeds.
+    """
     alike = defaultdict(list)
     for run in runs:
         alike[run.task, run.method].append(run)
-    methods = {run.folder: method for group in alike.values() for run, method in zip(group, _apart(group), strict=True)}
+    methods = {}
+    for group in alike.values():
+        for run, method in zip(group, _distinct_methods(group), strict=True):
+            methods[run.folder] = method
     seeds = defaultdict(set)
     for run in runs:
-        seeds[run.task, methods[run.folder]].add(run.config.get("seed"))
+        seeds[run.task, methods[run.folder]].add(run.seed)
 
     def label(run: Run) -> str:
         method = methods[run.folder]
-        return f"{method}, seed {run.config.get('seed')}" if len(seeds[run.task, method]) > 1 else method
+        return f"{method}, seed {run.seed}" if len(seeds[run.task, method]) > 1 else method
 
-    found = [replace(run, method=methods[run.folder], label=label(run)) for run in runs]
-    return sorted(found, key=lambda run: (run.task, run.method != SPELLED["sgd"], _natural(run.label)))
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+    renamed = [replace(run, method=methods[run.folder], label=label(run)) for run in runs]
+    return sorted(renamed, key=lambda run: (run.task, run.record.config.method != BASELINE, _natural_order(run.label)))
 
 
 def shown(value: Any) -> str:
+    """Return a setting as a table shows it.
+
+    >>> shown(0.10), shown("sgd")
+    ('0.1', 'sgd')
+    """
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The flat keys that do not have one value in all of these flat configurations, in their order."""
+    """Return the flat keys that do not have one value in all of these flat configurations, in their order."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({exact(config.get(key)) for config in configs}) > 1]
 
 
 def exact(value: Any) -> str:
-    """Equal for equal values only: what is shown has six digits, and 1 is 1.0."""
+    """Return a text that is equal for equal values only: `shown` rounds to six digits, and 1 equals 1.0.
+
+    >>> exact(1) == exact(1.0), exact(0.12345671) == exact(0.12345674)
+    (True, False)
+    """
     return repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
 
 
-def _natural(text: str) -> list[tuple[float, str]]:
-    """Sorts k=2 before k=10."""
+def _natural_order(text: str) -> list[tuple[float, str]]:
+    """Return a sorting key that puts k=2 before k=10."""
     parts = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(float(part), "") if i % 2 else (-1.0, part) for i, part in enumerate(parts)]
 
 
-def _apart(group: list[Run]) -> list[str]:
-    configs = [flat({part: run.config[part] for part in LEARNING if part in run.config}) for run in group]
+def _distinct_methods(group: list[Run]) -> list[str]:
+    """Return a name for each of these runs of one name: runs of different settings get different ones."""
+    configs = [learning_settings(run) for run in group]
     keys = differing(configs)
-    by_name = len({run.name for run in group}) == len({tuple(shown(c.get(key)) for key in keys) for c in configs})
-    if len(keys) > 2 and by_name:  # a recipe's name says it shorter
+    settings = {tuple(shown(config.get(key)) for key in keys) for config in configs}
+    if len(keys) > 2 and len({run.name for run in group}) == len(settings):  # the recipe's name is shorter
         return [f"{run.method} ({run.name})" for run in group]
-    # What is off or unset needs no word, as long as the others have one.
-    texts = [
-        [f"{key.rpartition('.')[2]}={shown(c.get(key))}" for key in keys if c.get(key) not in (None, False)]
-        for c in configs
-    ]
-    return [" ".join([run.method, *words]) for run, words in zip(group, texts, strict=True)]
+    methods = []
+    for run, config in zip(group, configs, strict=True):
+        # A setting that is off or unset needs no word, as long as the others have one.
+        given = [key for key in keys if config.get(key) not in (None, False)]
+        words = [f"{key.rpartition('.')[2]}={shown(config[key])}" for key in given]
+        methods.append(" ".join([run.method, *words]))
+    return methods

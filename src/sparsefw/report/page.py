@@ -1,4 +1,4 @@
-"""One HTML file that opens anywhere, offline: what the runs show, the numbers, and how to get them again."""
+"""The page of a report: one HTML file that opens anywhere, offline, with the results, the numbers and the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsefw.report.sections.section import Section
 
 PAPER = "https://arxiv.org/abs/2205.11921"
 HERE = Path(__file__).parent
-# Nothing is fetched from anywhere, whatever a run's author wrote into it.
+# Nothing is fetched from the network, whatever text a run contains.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -31,7 +31,12 @@ def write_page(
 ) -> Path:
     """Write the report of these runs.
 
-    intro   plain text, blank lines part paragraphs
+    Args:
+        damaged: folders to list as damaged.
+        intro: plain text, whose paragraphs are separated by blank lines.
+
+    Returns:
+        The path of the page.
     """
     if not runs and not damaged:
         raise ReportError("there is nothing to report: no runs")
@@ -70,22 +75,22 @@ def _framed(section: Section[Any], subject: Any, chart_names: Sequence[str]) -> 
 def _document(title: str, body: str) -> str:
     from plotly.offline import get_plotlyjs
 
-    def own(name: str) -> str:
+    def package_file(name: str) -> str:
         return (HERE / name).read_text(encoding="utf-8")
 
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>\n{own('page.css')}</style>\n</head>\n<body>\n{body}"
-        f"<script>{get_plotlyjs()}</script>\n<script>\n{own('page.js')}</script>\n</body>\n</html>\n"
+        f"<style>\n{package_file('page.css')}</style>\n</head>\n<body>\n{body}"
+        f"<script>{get_plotlyjs()}</script>\n<script>\n{package_file('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
 def _head(title: str, intro: str | None, runs: Sequence[Run]) -> str:
     texts = [part.strip() for part in (intro or "").split("\n\n") if part.strip()]
     tasks = dict.fromkeys(run.task for run in runs)
-    dates = sorted({str(run.environment["date"]) for run in runs if "date" in run.environment})
+    dates = sorted({date for run in runs if (date := run.record.environment.date) is not None})
     span = [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []
     facts = " · ".join([f"{len(runs)} run{'s' * (len(runs) != 1)}", *tasks, *span])
     return (

@@ -1,4 +1,4 @@
-"""The data in a page, from which its script draws: JSON, harmless wherever its text comes from."""
+"""The data in a page from which its script draws: JSON in which no text can end the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsefw.report.sections.section import Section
 
 @dataclass(frozen=True)
 class Payload:
-    """Hold what all sections put into a page.
+    """The data of all sections of a page.
 
     figures       name of a chart -> its data
     explorers     address of a section -> the data of its slider
@@ -25,12 +25,12 @@ class Payload:
     chart_names: dict[str, list[str]] = field(default_factory=dict)
 
     def script(self) -> str:
-        """Write down what the page's script reads."""
+        """Return the text that the page's script reads."""
         return as_script({"figures": self.figures, "explorers": self.explorers})
 
 
 def payload_of(sections: Sequence[tuple[Section[Any], Any]]) -> Payload:
-    """Collect the data of these sections, each given with its subject."""
+    """Collect the data of these sections, each with its subject."""
     payload = Payload()
     for section, subject in sections:
         address = section.address_of(subject)
@@ -46,6 +46,6 @@ def payload_of(sections: Sequence[tuple[Section[Any], Any]]) -> Payload:
 
 
 def as_script(data: Any) -> str:
-    """Write JSON that can stand between script tags: nothing in it ends them or begins a comment."""
+    """Return JSON that can be put between script tags: nothing in it ends them or begins a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

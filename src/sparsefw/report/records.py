@@ -1,67 +1,30 @@
-"""What run folders tell, as records: runs, their epochs, curves and spectra."""
+"""Runs as a report sees them: what their folders record, and what they are called in tables and figures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from sparsefw.runfolder import RunKind, RunRecord, RunStatus
+from sparsefw.runfolder.parse import finite
+from sparsefw.runfolder.schema import ConstraintFigures, CurveRecord, EpochRecord, Figures
 
 
 class ReportError(ValueError):
-    """What cannot be reported, and why: one line."""
+    """A report that cannot be made, and why: one line."""
 
 
 @dataclass(frozen=True)
-class Size:
-    """How large a network is; None where that was not measured. Masked networks have no size of their own."""
+class Damaged:
+    """A run folder that cannot be read."""
 
-    parameters: float | None = None
-    macs: float | None = None
-    bytes: float | None = None
-    milliseconds: float | None = None
-
-
-SIZES = tuple(field.name for field in fields(Size))
-
-
-@dataclass(frozen=True)
-class How:
-    """What else the figures of a curve depend on; calibration: images without labels, None where it is not told."""
-
-    score: str = "l1"
-    allocation: str | None = None
-    calibration: int | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """One size. plain is nan where so much is gone that nothing can be computed."""
-
-    ratio: float
-    plain: float
-    refit: float | None
-    size: Size
-
-
-@dataclass(frozen=True)
-class RunCurve:
-    """A curve file: the metric, in percent, of the dense network and at every ratio removed."""
-
-    kind: str
-    form: str
-    metric: str
-    split: str
-    how: How
-    dense: float
-    size: Size
-    points: tuple[Point, ...]
+    folder: Path
+    reason: str
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The metric after an epoch, and what had become of the constrained weights; None where it was not measured.
+    """The metric after an epoch, and the state of the constrained weights; None where it was not measured.
 
     train, validation       the metric, in percent
     renewed                 how often the weights had been renewed
@@ -77,86 +40,103 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Magnitudes of a layer, largest first: some of `count`, at these indices."""
-
-    count: int
-    index: tuple[int, ...]
-    value: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A run folder that cannot be read."""
-
-    folder: Path
-    reason: str
-
-
-@dataclass(frozen=True)
 class Run:
-    """What a run folder tells.
+    """A run and its names.
 
-    method is shared by the runs that differ in their seed only; label is the method, with the seed if there are several.
-    spectra: layer -> what of it ("filters", "singular values") -> its magnitudes.
+    method    shared by the runs that differ in their seed only
+    label     the method, with the seed if there are several
+    epochs    the metric after every epoch
     """
 
-    folder: Path
+    record: RunRecord
     method: str
     label: str
-    config: Mapping[str, Any]
-    metric: str
     epochs: tuple[Epoch, ...]
-    result: Mapping[str, Any] | None
-    environment: Mapping[str, Any]
-    curves: tuple[RunCurve, ...]
-    spectra: Mapping[str, Mapping[str, Spectrum]]
-    notes: tuple[str, ...]
 
     @property
-    def finished(self) -> bool:
-        return self.result is not None
+    def folder(self) -> Path:
+        return self.record.folder
 
     @property
     def name(self) -> str:
-        return str(self.config.get("name", self.folder.name))
+        """The name of the configuration."""
+        return self.record.facts.name
 
     @property
     def seed(self) -> int:
-        seed = self.config.get("seed", 0)
-        return seed if isinstance(seed, int) else 0
+        return self.record.facts.seed
+
+    @property
+    def metric(self) -> str:
+        return self.record.facts.metric
 
     @property
     def task(self) -> str:
-        """What was learned: runs of one task can be compared."""
-        model, data = (self.config.get(key) for key in ("model", "data"))
-        return f"{_named(model)} on {_named(data)}"
+        """The network and the data: runs of one task can be compared."""
+        return self.record.config.task
 
-    def curve(self, kind: str, form: str, split: str = "test") -> RunCurve | None:
+    @property
+    def finished(self) -> bool:
+        return self.record.status is RunStatus.FINISHED
+
+    @property
+    def retrained(self) -> bool:
+        """Whether the network was pruned and trained again."""
+        return self.record.facts.kind is RunKind.RETRAINED
+
+    @property
+    def curves(self) -> tuple[CurveRecord, ...]:
+        return self.record.curves
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is missing or damaged in the run folder."""
+        return self.record.problems
+
+    @property
+    def planned_epochs(self) -> int:
+        """The planned length of the training; the epochs so far where it is not recorded."""
+        planned = self.record.config.epochs
+        return len(self.epochs) if planned is None else planned
+
+    def curve(self, kind: str, form: str, split: str = "test") -> CurveRecord | None:
+        """Return the curve of this kind, form and split; None where there is none."""
         wanted = (kind, form, split)
-        return next((one for one in self.curves if (one.kind, one.form, one.split) == wanted), None)
+        return next((curve for curve in self.curves if (curve.kind, curve.form, curve.split) == wanted), None)
 
     def has_curves(self, split: str) -> bool:
         return any(curve.split == split for curve in self.curves)
 
     def measured(self, split: str) -> float | None:
-        """The final metric on "test" or "validation"."""
-        values = (self.result or {}).get(split)
-        return number(values.get(self.metric)) if isinstance(values, Mapping) else None
-
-    def fact(self, key: str) -> float | None:
-        """A number of result.json, such as seconds."""
-        return number((self.result or {}).get(key))
+        """Return the final metric on "test" or "validation"; None where it was not measured."""
+        result = self.record.result
+        if result is None:
+            return None
+        return _figure(result.test if split == "test" else result.validation, self.metric)
 
 
-def number(value: Any) -> float | None:
-    return finite(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def run_of(record: RunRecord) -> Run:
+    """Return a run under the name that its folder records."""
+    label = record.facts.label
+    epochs = tuple(_epoch(epoch, record.facts.metric) for epoch in record.epochs)
+    return Run(record, label, label, epochs)
 
 
-def finite(value: float) -> float:
-    """What is not a finite number is nan, and is shown as such."""
-    return value if math.isfinite(value) else math.nan
+def _epoch(record: EpochRecord, metric: str) -> Epoch:
+    constraint = record.figures.constraint or ConstraintFigures()
+    return Epoch(
+        number=record.epoch,
+        train=_figure(record.figures.train, metric),
+        validation=_figure(record.figures.validation, metric),
+        renewed=_scaled(constraint.renewed, 1.0),
+        decayed=_scaled(constraint.decayed, 100.0),
+        compressible=_scaled(constraint.compressible, 100.0),
+    )
 
 
-def _named(part: Any) -> str:
-    return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part or "?")
+def _figure(figures: Figures | None, metric: str) -> float | None:
+    return None if figures is None else _scaled(figures.get(metric), 1.0)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * finite(value)

@@ -1,4 +1,4 @@
-"""How small? Every method at every ratio: what is left, how good it is, and the command that makes that network."""
+"""Every method at every ratio: its metric, its sizes, and the command that makes that network."""
 
 from __future__ import annotations
 
@@ -7,77 +7,81 @@ import shlex
 from collections.abc import Iterable
 
 from sparsefw.kinds import kind_of
-from sparsefw.report.records import Run, Size
+from sparsefw.report.records import Run
 from sparsefw.report.series import Comparison, Series
 from sparsefw.report.tables import Table, cell_of, shown_ratio
+from sparsefw.runfolder.schema import CurveSettings, Size
 
 COLUMNS = {"parameters": "parameters", "macs": "MACs", "bytes": "bytes", "milliseconds": "ms"}
 MISSING = "not measured"
 
 
 def sizes_table(comparison: Comparison, runs: Iterable[Run]) -> Table:
-    """A row for every ratio and method, the dense networks first."""
-    told = _told(comparison)
-    header = (f"{comparison.what} {comparison.done}", *sizes_header(comparison))
-    rows = [("dense", *_row(one, comparison, told, None, "")) for one in comparison.series]
-    for ratio, found in sizes_rows(comparison, runs).items():
-        rows += [(shown_ratio(ratio), *row) for row in found]
+    """Return a row for every ratio and method, the dense networks first."""
+    header = (f"{comparison.units} {comparison.removal}", *sizes_header(comparison))
+    rows = [("dense", *_dense_row(series, comparison)) for series in comparison.series]
+    for ratio, size_rows in sizes_rows(comparison, runs).items():
+        rows += [(shown_ratio(ratio), *row) for row in size_rows]
     return Table((), header, tuple(rows))
 
 
 def sizes_header(comparison: Comparison) -> tuple[str, ...]:
-    refit = ("refit",) if any(any(one.refit) for one in comparison.series) else ()
-    return ("method", "plain", *refit, *(COLUMNS[key] for key in _told(comparison)), "command")
+    """Return the names of the columns of `sizes_rows`."""
+    refit = ("refit",) if _has_refit(comparison) else ()
+    return ("method", "plain", *refit, *(COLUMNS[key] for key in _measured_sizes(comparison)), "command")
 
 
 def sizes_rows(comparison: Comparison, runs: Iterable[Run]) -> dict[float, list[tuple[str, ...]]]:
-    """Ratio -> a row per method; a method without a point at that ratio says so."""
-    told, folders = _told(comparison), {run.folder: run for run in runs}
+    """Return ratio -> a row per method; a method without a point at that ratio says so."""
+    runs_by_folder = {run.folder: run for run in runs}
     return {
-        ratio: [
-            _row(one, comparison, told, ratio, compress_command(folders[one.folder], one, comparison.kind, ratio))
-            for one in comparison.series
-        ]
+        ratio: [_row(series, comparison, ratio, runs_by_folder[series.folder]) for series in comparison.series]
         for ratio in comparison.ratios
     }
 
 
-def compress_command(run: Run, series: Series, kind: str, ratio: float) -> str:
-    """What makes the physically smaller network."""
+def compress_command(run: Run, settings: CurveSettings, kind: str, ratio: float) -> str:
+    """Return the command that makes the physically smaller network of a run."""
     ((option, amount),) = kind_of(kind).request(ratio).items()
-    words = [
-        "sparsefw",
-        "compress",
-        str(run.folder),
-        f"--{option}",
-        amount if isinstance(amount, str) else f"{amount:.6g}",
-    ]
-    own = run.config.get("curve")
-    usual = own.get("calibration") if isinstance(own, dict) else None
-    how = series.how
-    words += ["--score", how.score] if how.score != type(how)().score else []
-    words += ["--allocation", how.allocation] if how.allocation is not None else []
-    words += ["--calibration", str(how.calibration)] if how.calibration not in (None, usual) else []
-    model = run.config.get("model")
-    name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    words += ["--trust"] if ":" in name and name.partition(":")[0] not in ("timm", "torchvision") else []
+    amount = amount if isinstance(amount, str) else f"{amount:.6g}"
+    words = ["sparsefw", "compress", str(run.folder), f"--{option}", amount]
+    if settings.score != CurveSettings().score:
+        words += ["--score", settings.score]
+    if settings.allocation is not None:
+        words += ["--allocation", settings.allocation]
+    if settings.calibration not in (None, run.record.config.calibration):
+        words += ["--calibration", str(settings.calibration)]
+    if run.record.facts.own_code:
+        words.append("--trust")
     return shlex.join([*words, "-o", str(run.folder / f"small-{kind}-{100 * ratio:.4g}")])
 
 
-def _row(one: Series, comparison: Comparison, told: list[str], ratio: float | None, command: str) -> tuple[str, ...]:
-    name, refit = comparison.names[one.method], "refit" in sizes_header(comparison)
-    if ratio is None:
-        return (name, cell_of(one.dense, one), *([""] * refit), *(_size(one.dense_size, key, None) for key in told), "")
-    if ratio not in one.ratios:
-        return (name, MISSING, *([""] * refit), *([""] * len(told)), "")
-    i = one.ratios.index(ratio)
-    sizes = [_size(one.sizes[i], key, one.dense_size) for key in told]
-    return (name, cell_of(one.plain[i], one), *([cell_of(one.refit[i], one)] * refit), *sizes, command)
+def _dense_row(series: Series, comparison: Comparison) -> tuple[str, ...]:
+    refit = [""] if _has_refit(comparison) else []
+    sizes = [_size(series.dense_size, key, None) for key in _measured_sizes(comparison)]
+    return (comparison.names[series.method], cell_of(series.dense, series), *refit, *sizes, "")
 
 
-def _told(comparison: Comparison) -> list[str]:
-    """The sizes that some method tells."""
-    sizes = [size for one in comparison.series for size in one.sizes]
+def _row(series: Series, comparison: Comparison, ratio: float, run: Run) -> tuple[str, ...]:
+    name = comparison.names[series.method]
+    keys = _measured_sizes(comparison)
+    has_refit = _has_refit(comparison)
+    if ratio not in series.ratios:
+        return (name, MISSING, *([""] * has_refit), *([""] * len(keys)), "")
+    i = series.ratios.index(ratio)
+    refit = [cell_of(series.refit[i], series)] if has_refit else []
+    sizes = [_size(series.sizes[i], key, series.dense_size) for key in keys]
+    command = compress_command(run, series.settings, comparison.kind, ratio)
+    return (name, cell_of(series.plain[i], series), *refit, *sizes, command)
+
+
+def _has_refit(comparison: Comparison) -> bool:
+    return any(any(series.refit) for series in comparison.series)
+
+
+def _measured_sizes(comparison: Comparison) -> list[str]:
+    """Return the sizes that were measured of some method."""
+    sizes = [size for series in comparison.series for size in series.sizes]
     return [key for key in COLUMNS if any(getattr(size, key) is not None for size in sizes)]
 
 

@@ -1,4 +1,4 @@
-"""The numbers behind the figures: for the terminal, as Markdown, CSV and LaTeX."""
+"""Tables: the numbers behind the figures, as text for the terminal, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from sparsefw.atomic_io import write_text
 from sparsefw.plotting.charts import Spread
 from sparsefw.report.records import Run
-from sparsefw.report.series import SHOWN, Comparison, Series, compared, epochs_of
+from sparsefw.report.series import METRIC_NAMES, Comparison, Series, compared
 
 # A cell such as 82.00 ±2.83 (n=2), 28,047 (9.1 %) or 97.48.
 CELL = re.compile(r"(?P<value>nan|-?[\d,]*\.?\d+)(?: ±(?P<std>[\d.]+))?(?: \(n=(?P<n>\d+)\)| \([\d.e-]+ %\))?")
@@ -25,9 +25,10 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with a name each, groups of neighbouring columns with a common one.
+    """Rows of text under named columns.
 
-    strong: cells (row, column) that stand out.
+    groups   a common name and the number of columns, for neighbouring columns; none where it is empty
+    strong   cells (row, column) in bold
     """
 
     groups: tuple[tuple[str, int], ...]
@@ -37,14 +38,15 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns, with that of their group."""
+        """The names of the columns, each behind that of its group."""
         groups = [name for name, size in self.groups for _ in range(size)] or [""] * len(self.header)
         return [f"{group} {name}".strip() for group, name in zip(groups, self.header, strict=True)]
 
     def text(self) -> str:
-        """For the terminal: the first column left, all others right."""
+        """Return the table for a terminal: the first column aligned to the left, all others to the right."""
         widths = [max(len(row[i]) for row in (self.header, *self.rows)) for i in range(len(self.header))]
-        spans, start = [], 0
+        spans = []
+        start = 0
         for name, size in self.groups:  # a long name makes the last column of its group wider
             missing = len(name) - sum(widths[start : start + size]) - 2 * (size - 1)
             widths[start + size - 1] += max(missing, 0)
@@ -52,12 +54,12 @@ class Table:
             start += size
         lines = ["  ".join(spans)] if any(name for name, _ in self.groups) else []
         for row in (self.header, *self.rows):
-            lines.append(
-                "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            )
+            padded = enumerate(zip(row, widths, strict=True))
+            lines.append("  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in padded))
         return "\n".join(line.rstrip() for line in lines)
 
     def markdown(self) -> str:
+        """Return the table in Markdown."""
         lines = [self.names, ["---"] + ["---:"] * (len(self.header) - 1)]
         for r, row in enumerate(self.rows):
             lines.append([f"**{cell}**" if (r, c) in self.strong else cell for c, cell in enumerate(row)])
@@ -66,29 +68,28 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in (clean[0], rule, *clean[1:]))
 
     def csv(self) -> str:
-        """For machines: numbers without commas, standard deviations and counts of seeds in columns of their own."""
+        """Return the table for machines: numbers without commas, standard deviations and counts in further columns."""
         columns = []
         for c, name in enumerate(self.names):
             cells = [row[c] for row in self.rows]
-            found = [CELL.fullmatch(cell) for cell in cells]
-            columns.append(
-                [
-                    name,
-                    *(one["value"].replace(",", "") if one else cell for one, cell in zip(found, cells, strict=True)),
-                ]
-            )
+            matches = [CELL.fullmatch(cell) for cell in cells]
+            values = [m["value"].replace(",", "") if m else cell for m, cell in zip(matches, cells, strict=True)]
+            columns.append([name, *values])
             for part in ("std", "n"):
-                if any(one and one[part] for one in found):
-                    columns.append([f"{name} {part}", *((one[part] or "") if one else "" for one in found)])
+                if any(match and match[part] for match in matches):
+                    parts = [(match[part] or "") if match else "" for match in matches]
+                    columns.append([f"{name} {part}", *parts])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
 
     def latex(self) -> str:
-        """For booktabs."""
+        """Return the table for LaTeX's package booktabs."""
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
         if any(name for name, _ in self.groups):
-            heads, rules, start = [], [], 1
+            heads = []
+            rules = []
+            start = 1
             for name, size in self.groups:
                 heads.append(rf"\multicolumn{{{size}}}{{c}}{{{_latex(name)}}}" if name else "")
                 rules += [rf"\cmidrule(lr){{{start}-{start + size - 1}}}"] if name else []
@@ -111,16 +112,17 @@ def save_table(table: Table, stem: Path) -> list[Path]:
 
 
 def ratio_table(runs: Sequence[Run], kind: str, form: str) -> Table:
+    """Tabulate the test curves of these runs, of a kind such as "filters" and a form such as "removed"."""
     return comparison_table(compared(runs, kind, form))
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Ratios x (method, plain and refit): the metric in percent, with its standard deviation if there are several seeds.
+    """Tabulate ratios x (method, plain and refit): the metric in percent, with its standard deviation over several seeds.
 
-    Strong is the best of every row.
+    The best value of every row is in bold.
     """
     groups: list[tuple[str, int]] = [("", 1)]
-    columns = [[f"{comparison.what} {comparison.done}", "dense", *map(shown_ratio, comparison.ratios)]]
+    columns = [[f"{comparison.units} {comparison.removal}", "dense", *map(shown_ratio, comparison.ratios)]]
     means: list[list[float]] = []  # of every column but the first
     for series in comparison.series:
         seeds = f" ({series.seeds} seeds)" if series.seeds > 1 else ""
@@ -141,54 +143,46 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """One line per run: how good it is dense, in percent, how long it took. Columns that say nothing are left out."""
-    metrics = {SHOWN[run.metric] for run in runs}
+    """Tabulate the runs: their dense metric in percent, their time and status. Columns without content are left out."""
+    metrics = {METRIC_NAMES[run.metric] for run in runs}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
-    names = (
-        "run",
-        "task",
-        "recipe",
-        "seed",
-        "epochs",
-        f"test {metric}",
-        f"validation {metric}",
-        "time",
-        "images/s",
-        "status",
-    )
-    rows = [
-        (
-            run.label,
-            run.task,
-            run.name,
-            str(run.config.get("seed", "-")),
-            _epochs(run),
-            _plain(run.measured("test"), ".2f"),
-            _plain(run.measured("validation"), ".2f"),
-            _time(run.fact("seconds")),
-            _plain(run.fact("images_per_second"), ",.0f"),
-            "finished"
-            if run.finished
-            else "failed"
-            if any(note.startswith("failed:") for note in run.notes)
-            else "unfinished",
-        )
-        for run in runs
-    ]
+    columns = [_run_columns(run, metric) for run in runs]
     one_task = len({run.task for run in runs}) == 1
-    kept = [
-        i for i, name in enumerate(names) if any(row[i] != "-" for row in rows) and not (name == "task" and one_task)
-    ]
-    return Table((), tuple(names[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+    names = list(columns[0]) if columns else []
+    kept = [name for name in names if any(row[name] != "-" for row in columns) and not (name == "task" and one_task)]
+    return Table((), tuple(kept), tuple(tuple(row[name] for name in kept) for row in columns))
+
+
+def _run_columns(run: Run, metric: str) -> dict[str, str]:
+    """Return the cells of a run, by the name of their column; "-" where there is nothing to show."""
+    result = run.record.result
+    return {
+        "run": run.label,
+        "task": run.task,
+        "recipe": run.name,
+        "seed": str(run.seed),
+        "epochs": _epochs(run),
+        f"test {metric}": _number(run.measured("test"), ".2f"),
+        f"validation {metric}": _number(run.measured("validation"), ".2f"),
+        "time": _time(None if result is None else result.seconds),
+        "images/s": _number(None if result is None else result.images_per_second, ",.0f"),
+        "status": str(run.record.status),
+    }
 
 
 def shown_ratio(ratio: float) -> str:
+    """Return a ratio as a percentage.
+
+    >>> shown_ratio(0.995)
+    '99.5%'
+    """
     return f"{100 * ratio:.4g}%"
 
 
 def _latex(text: str) -> str:
-    """Escaped; a standard deviation is set close to its mean."""
-    parts = [re.sub("|".join(map(re.escape, LATEX)), lambda found: LATEX[found[0]], part) for part in text.split(" ±")]
+    """Escape a text, and set a standard deviation close to its mean."""
+    special = "|".join(map(re.escape, LATEX))
+    parts = [re.sub(special, lambda match: LATEX[match[0]], part) for part in text.split(" ±")]
     return r"$\,\pm\,$".join(parts)
 
 
@@ -201,15 +195,16 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _columns(series: Series, comparison: Comparison) -> list[tuple[str, list[Spread | None]]]:
+    """Return plain and, where it was measured, refit, each with its value at every ratio of the comparison."""
     pairs = [series.at(ratio) or (None, None) for ratio in comparison.ratios]
-    found: list[tuple[str, list[Spread | None]]] = [("plain", [pair[0] for pair in pairs])]
+    columns: list[tuple[str, list[Spread | None]]] = [("plain", [pair[0] for pair in pairs])]
     if any(series.refit):
-        found.append(("refit", [pair[1] for pair in pairs]))
-    return found
+        columns.append(("refit", [pair[1] for pair in pairs]))
+    return columns
 
 
 def cell_of(value: Spread | None, series: Series) -> str:
-    """Mean ± standard deviation; n where a seed is missing."""
+    """Return mean ± standard deviation, with the number of seeds where one is missing."""
     if value is None:
         return "-"
     deviation = f" ±{value.deviation:.2f}" if value.count > 1 and math.isfinite(value.mean) else ""
@@ -218,12 +213,12 @@ def cell_of(value: Spread | None, series: Series) -> str:
 
 
 def _epochs(run: Run) -> str:
-    """As many as there are, of how many there will be."""
-    whole = epochs_of(run)
-    return str(whole) if run.finished or len(run.epochs) == whole else f"{len(run.epochs)} of {whole}"
+    """Return the epochs so far, of those that are planned."""
+    planned = run.planned_epochs
+    return str(planned) if run.finished or len(run.epochs) == planned else f"{len(run.epochs)} of {planned}"
 
 
-def _plain(value: float | None, form: str) -> str:
+def _number(value: float | None, form: str) -> str:
     return f"{value:{form}}" if value is not None else "-"
 
 
@@ -231,10 +226,6 @@ def _time(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "-"
     hours, rest = divmod(round(seconds), 3600)
-    return (
-        f"{hours} h {rest // 60} min"
-        if hours
-        else f"{rest // 60} min {rest % 60} s"
-        if rest >= 60
-        else f"{seconds:.1f} s"
-    )
+    if hours:
+        return f"{hours} h {rest // 60} min"
+    return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{seconds:.1f} s"

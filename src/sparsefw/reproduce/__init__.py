@@ -1,16 +1,16 @@
-"""Every table and figure of the paper as a command: our figures beside the paper's, and what was done otherwise."""
+"""Every table and figure of the paper as an experiment: our figures beside the paper's, with all deviations listed."""
 
 from __future__ import annotations
 
 from sparsefw.config_base import ConfigError
-from sparsefw.reproduce.experiment import Experiment, Findings, Setting
+from sparsefw.reproduce.experiment import Experiment, ExperimentOptions, ExperimentResult
 from sparsefw.reproduce.paper_tables import TableExperiment
-from sparsefw.reproduce.speed import Throughput
-from sparsefw.reproduce.training_figures import Observed, Retraining
-from sparsefw.reproduce.weight_figures import Contour, Rescaling, Unstructured
+from sparsefw.reproduce.throughput import ThroughputExperiment
+from sparsefw.reproduce.training_figures import EpochExperiment, Quantity, RetrainingExperiment
+from sparsefw.reproduce.weight_figures import ContourExperiment, RescalingExperiment, WeightsExperiment
 from sparsefw.text import did_you_mean
 
-_PAIRS = {
+_SETUPS = {
     "cifar10": "ResNet-18 on CIFAR-10",
     "cifar100": "WideResNet-28x10 on CIFAR-100",
     "tinyimagenet": "ResNet-50 on TinyImageNet",
@@ -19,28 +19,32 @@ _PAIRS = {
 }
 _ALL: tuple[Experiment, ...] = (
     *(
-        TableExperiment(f"filters-{data}", f"Filter pruning, {_PAIRS[data]}", f"filters-{data}", "quick-filters", data)
+        TableExperiment(f"filters-{data}", f"Filter pruning, {_SETUPS[data]}", f"filters-{data}", "quick-filters", data)
         for data in ("cifar10", "cifar100", "tinyimagenet", "imagenet")
     ),
     *(
-        TableExperiment(f"rank-{data}", f"Low rank, {pair}", f"rank-{data}", "quick-rank", data, rates=True)
-        for data, pair in _PAIRS.items()
+        TableExperiment(f"rank-{data}", f"Low rank, {setup}", f"rank-{data}", "quick-rank", data, has_rates=True)
+        for data, setup in _SETUPS.items()
     ),
-    Throughput("throughput", "Training images per second of the low-rank methods"),
-    Unstructured(
+    ThroughputExperiment("throughput", "Training images per second of the low-rank methods"),
+    WeightsExperiment(
         "unstructured",
         "Weights removed after k-support balls and k-sparse polytopes",
         "weights-cifar10",
         "quick-weights",
         "cifar10",
     ),
-    Contour(
+    ContourExperiment(
         "contour", "k-support balls and k-sparse polytopes over k and w", "weights-cifar10", "quick-weights", "cifar10"
     ),
-    Retraining("retraining", "Weight decay in training and in retraining, 95 % of the weights removed"),
-    Observed("distance", "Relative distance to the network without 70 % of its filters, over the training", "distance"),
-    Observed("gradients", "Norm of the batch gradient over the training", "gradient_norm"),
-    Rescaling(
+    RetrainingExperiment("retraining", "Weight decay in training and in retraining, 95 % of the weights removed"),
+    EpochExperiment(
+        "distance",
+        "Relative distance to the network without 70 % of its filters, over the training",
+        Quantity.DISTANCE,
+    ),
+    EpochExperiment("gradients", "Norm of the batch gradient over the training", Quantity.GRADIENT_NORM),
+    RescalingExperiment(
         "rescaling", "Steps rescaled by gradients and by diameters", "rescaling-cifar10", "quick-rescaling", "cifar10"
     ),
 )
@@ -53,4 +57,4 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-__all__ = ["EXPERIMENTS", "Experiment", "Findings", "Setting", "find_experiment"]
+__all__ = ["EXPERIMENTS", "Experiment", "ExperimentOptions", "ExperimentResult", "find_experiment"]

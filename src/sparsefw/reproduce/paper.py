@@ -1,4 +1,4 @@
-"""What the paper says, as records: set-ups and tables."""
+"""The paper's set-ups and tables, and how a training of ours deviates from them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 from pydantic import Field
 
 from sparsefw.config_base import Section, parse
+from sparsefw.text import counted
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_yaml
 
-SEEDS, VALIDATION = 2, 0.1  # of the paper; it chooses configurations as we do, on validation images
+# The paper chooses configurations as we do, on validation images.
+SEEDS = 2
+VALIDATION = 0.1
 FILE = Path(__file__).with_name("paper.yaml")
 Cell = tuple[float, float]  # mean and standard deviation over seeds
 
 
 class Setup(Section):
-    """How the paper trains on a data set; dense: what SGD has there."""
+    """How the paper trains on a data set; dense: the figure of SGD before compression."""
 
     data: str
     network: str
@@ -30,7 +33,7 @@ class Setup(Section):
 
 
 class PaperTable(Section):
-    """A row per method, a cell per ratio removed; rates: training images per second."""
+    """A table with a row per method and a cell per removed ratio; rates: training images per second."""
 
     at: tuple[float, ...]
     rows: dict[str, tuple[Cell, ...]]
@@ -38,6 +41,8 @@ class PaperTable(Section):
 
 
 class Paper(Section):
+    """The content of paper.yaml; throughput: images per second by method and data set."""
+
     setups: dict[str, Setup]
     throughput: dict[str, dict[str, float]]
     tables: dict[str, PaperTable]
@@ -63,8 +68,8 @@ DATA = {
 }
 
 
-def deviations(config: RunConfig, setup: Setup, seeds: int, changes: Sequence[str] = ()) -> list[str]:
-    """In what a training of ours is not that of the paper, a sentence each. changes: what the user has set."""
+def find_deviations(config: RunConfig, setup: Setup, seeds: int, changes: Sequence[str] = ()) -> list[str]:
+    """Return how a training of ours deviates from the paper's, a sentence each; changes: what the user has set."""
     ours = {
         "data": DATA.get(config.data.name, config.data.name),
         "network": NETWORKS.get(config.model.name, config.model.name),
@@ -73,14 +78,17 @@ def deviations(config: RunConfig, setup: Setup, seeds: int, changes: Sequence[st
         "lr": config.train.lr,
         "momentum": config.train.momentum,
     }
-    words = {"batch_size": "batch size", "lr": "learning rate"}
-    found = [
-        f"{words.get(key, key)}: {value}, the paper {getattr(setup, key)}"
+    names = {"batch_size": "batch size", "lr": "learning rate"}
+    deviations = [
+        f"{names.get(key, key)}: {value}, the paper {getattr(setup, key)}"
         for key, value in ours.items()
         if value != getattr(setup, key)
     ]
-    if (held := config.data.validation) != VALIDATION:
-        found.append(f"held out for validation: {held:.0%} of the training images, the paper {VALIDATION:.0%}")
+    validation = config.data.validation
+    if validation != VALIDATION:
+        deviations.append(
+            f"held out for validation: {validation:.0%} of the training images, the paper {VALIDATION:.0%}"
+        )
     if seeds != SEEDS:
-        found.append(f"{seeds} seed{'s' * (seeds > 1)}, the paper {SEEDS}")
-    return [*found, *(f"--set {change}" for change in changes)]
+        deviations.append(f"{counted(seeds, 'seed')}, the paper {SEEDS}")
+    return [*deviations, *(f"--set {change}" for change in changes)]

@@ -1,124 +1,146 @@
-"""The figures on single weights that are read off a sweep: two regions, their settings as heat maps, two rules for steps."""
+"""The figures on single weights, all from sweeps: two regions compared, their settings as heat maps, two step-size rules."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparsefw.plotting.charts import Chart, HeatMap, Line, spread_of
-from sparsefw.plotting.palette import looks_of
+from sparsefw.plotting.palette import line_styles
 from sparsefw.report.tables import Table
-from sparsefw.reproduce.experiment import Findings, Setting
-from sparsefw.reproduce.paper_tables import Swept, comparison_chart, metric_of, ratio_axis
-from sparsefw.sweep.select import in_figures
-from sparsefw.sweep.sweep_plan import SweepPlan, in_words
+from sparsefw.reproduce.experiment import ExperimentOptions, ExperimentResult
+from sparsefw.reproduce.paper_tables import SweepExperiment, comparison_chart, metric_of, ratio_axis
+from sparsefw.sweep.results import figure_cells
+from sparsefw.sweep.sweep_plan import SweepPlan, settings_text
 
-NO_NUMBERS = "the paper prints this figure without numbers: nothing to subtract"
-
-
-def _on_validation(what: str) -> str:
-    return f"{what} are of validation images, since configurations are compared; the paper's are of test images"
+NO_NUMBERS = "the paper prints this figure without numbers, so there are no differences to list"
 
 
-def chosen_table(found: Mapping[str, Any]) -> Table:
-    """Rows x ratios, mean and deviation over seeds."""
-    header = ("", "dense", *(f"{100 * ratio:g} %" for ratio in found["at"]), "chosen")
-    rows = []
-    for row, one in found["rows"].items():
-        test = one.get("test")
-        cells = [in_figures(cell) for cell in (test["dense"], *test["plain"])] if test else []
-        rows.append((row, *(cells or ["-"] * (len(header) - 2)), in_words(one.get("settings") or {})))
+def _on_validation(figures: str) -> str:
+    return f"{figures} are of validation images, because they compare configurations; the paper's are of test images"
+
+
+def chosen_table(results: Mapping[str, Any]) -> Table:
+    """Return a table of rows x ratios: mean and deviation over seeds of the chosen configurations."""
+    header = ("", "dense", *(f"{100 * ratio:g} %" for ratio in results["at"]), "chosen")
+    rows = [
+        (name, *figure_cells(row, len(results["at"])), settings_text(row.get("settings") or {}))
+        for name, row in results["rows"].items()
+    ]
     return Table((), header, tuple(rows))
 
 
 @dataclass(frozen=True)
-class Unstructured(Swept):
-    """Test accuracy against weights removed, of the best configuration of each region."""
+class WeightsExperiment(SweepExperiment):
+    """Test accuracy against removed weights, of the best configuration of each region."""
 
-    def findings(self, setting: Setting, plan: SweepPlan, found: Mapping[str, Any], failed: Sequence[str]) -> Findings:
-        chart = comparison_chart(found, None, self.title(setting))
-        told = [*self.deviations(plan), NO_NUMBERS]
-        return Findings(
-            self.title(setting),
-            {"Test figures": chosen_table(found)},
-            {"curves": chart},
-            told,
-            {"sweep": found},
+    def evaluate(
+        self, options: ExperimentOptions, plan: SweepPlan, results: Mapping[str, Any], failed: Sequence[str]
+    ) -> ExperimentResult:
+        title = self.title(options)
+        return ExperimentResult(
+            title,
+            {"Test figures": chosen_table(results)},
+            {"curves": comparison_chart(results, None, title)},
+            [*self.deviations(plan), NO_NUMBERS],
+            {"sweep": results},
             failed,
         )
 
 
 @dataclass(frozen=True)
-class Contour(Swept):
-    """Every configuration: dense, and on average over the ratios, over k and w; a pair of heat maps per region."""
+class ContourExperiment(SweepExperiment):
+    """The figures of every configuration over k and w: dense, and on average over the ratios; two heat maps per region."""
 
-    def findings(self, setting: Setting, plan: SweepPlan, found: Mapping[str, Any], failed: Sequence[str]) -> Findings:
-        charts = {
-            row: heat_maps(row, one["tried"], metric_of(found)) for row, one in found["rows"].items() if one["tried"]
+    def evaluate(
+        self, options: ExperimentOptions, plan: SweepPlan, results: Mapping[str, Any], failed: Sequence[str]
+    ) -> ExperimentResult:
+        metric = metric_of(results)
+        charts = {name: heat_maps(name, row["tried"], metric) for name, row in results["rows"].items() if row["tried"]}
+        tables = {
+            f"{name}, {heat_map.title}": heat_map_table(heat_map) for name, maps in charts.items() for heat_map in maps
         }
-        tables = {f"{row}, {chart.title}": map_table(chart) for row, maps in charts.items() for chart in maps}
-        told = [*self.deviations(plan), NO_NUMBERS, _on_validation("figures")]
-        return Findings(self.title(setting), tables, charts, told, {"sweep": found}, failed)
+        deviations = [*self.deviations(plan), NO_NUMBERS, _on_validation("figures")]
+        return ExperimentResult(self.title(options), tables, charts, deviations, {"sweep": results}, failed)
 
 
 def heat_maps(row: str, tried: Mapping[str, Any], metric: str) -> list[HeatMap]:
-    ks = sorted({one["settings"]["method.k"] for one in tried.values()})
-    ws = sorted({one["settings"]["method.w"] for one in tried.values()})
-    at = {(one["settings"]["method.k"], one["settings"]["method.w"]): one for one in tried.values()}
+    """Return the heat maps of a row's configurations over k and w: dense, and on average over the ratios."""
+    at = {(trial["settings"]["method.k"], trial["settings"]["method.w"]): trial for trial in tried.values()}
+    ks = sorted({k for k, _ in at})
+    ws = sorted({w for _, w in at})
 
-    def grid(value: Any) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(value(at[k, w]) if (k, w) in at else float("nan") for w in ws) for k in ks)
+    def heat_map(title: str, value: Callable[[Mapping[str, Any]], float]) -> HeatMap:
+        values = tuple(tuple(value(at[k, w]) if (k, w) in at else math.nan for w in ws) for k in ks)
+        x = tuple(f"{w:g}" for w in ws)
+        y = tuple(f"{k:g}" for k in ks)
+        return HeatMap(title, f"{row}: validation {metric} in %", "w", "k", x, y, values, f"validation {metric}")
 
-    def one_map(title: str, value: Any) -> HeatMap:
-        names = tuple(f"{w:g}" for w in ws), tuple(f"{k:g}" for k in ks)
-        return HeatMap(title, f"{row}: validation {metric} in %", "w", "k", *names, grid(value), f"validation {metric}")
+    def mean_pruned(trial: Mapping[str, Any]) -> float:
+        return statistics.fmean(value or 0.0 for value in trial["plain"])
 
-    def after(one: Mapping[str, Any]) -> float:
-        return statistics.fmean(0.0 if value is None else value for value in one["plain"])
-
-    return [one_map("dense", lambda one: one["dense"]), one_map("pruned, mean over the ratios", after)]
+    return [heat_map("dense", lambda trial: trial["dense"]), heat_map("pruned, mean over the ratios", mean_pruned)]
 
 
-def map_table(chart: HeatMap) -> Table:
-    header = (f"{chart.y_label} \\ {chart.x_label}", *chart.x)
-    rows = [(name, *(f"{value:.2f}" for value in values)) for name, values in zip(chart.y, chart.values, strict=True)]
+def heat_map_table(heat_map: HeatMap) -> Table:
+    header = (f"{heat_map.y_label} \\ {heat_map.x_label}", *heat_map.x)
+    rows = [
+        (name, *(f"{value:.2f}" for value in values)) for name, values in zip(heat_map.y, heat_map.values, strict=True)
+    ]
     return Table((), header, tuple(rows))
 
 
 @dataclass(frozen=True)
-class Rescaling(Swept):
-    """At every ratio the configuration that is best there: pruned solid, the same network dense dashed."""
+class RescalingExperiment(SweepExperiment):
+    """The configuration that is best at each ratio: pruned, solid; and the same network before pruning, dashed."""
 
-    def findings(self, setting: Setting, plan: SweepPlan, found: Mapping[str, Any], failed: Sequence[str]) -> Findings:
+    def evaluate(
+        self, options: ExperimentOptions, plan: SweepPlan, results: Mapping[str, Any], failed: Sequence[str]
+    ) -> ExperimentResult:
         best = {
-            row: best_at_every_ratio(one["tried"], found["at"]) for row, one in found["rows"].items() if one["tried"]
+            name: best_at_every_ratio(row["tried"], len(results["at"]))
+            for name, row in results["rows"].items()
+            if row["tried"]
         }
-        style = looks_of(best)
-        x = {"ratio": [100 * ratio for ratio in found["at"]]}
-        lines = []
-        for row, (pruned, dense) in best.items():
-            lines.append(Line(f"{row}, pruned", row, "pruned", style[row], True, x, [spread_of([v]) for v in pruned]))
-            lines.append(Line(f"{row}, dense", row, "dense", style[row], False, x, [spread_of([v]) for v in dense]))
-        subtitle = "Of each rule and at every ratio the best configuration: pruned solid, before pruning dashed."
-        axis, label = ratio_axis(found["at"], "weights"), f"validation {metric_of(found)}"
-        chart = Chart(tuple(lines), (axis,), label, title=self.title(setting), subtitle=subtitle)
-        header = ("", *(f"{100 * ratio:g} %" for ratio in found["at"]))
+        title = self.title(options)
+        header = ("", *(f"{100 * ratio:g} %" for ratio in results["at"]))
         rows = [
-            (f"{row}, {what}", *(f"{value:.2f}" for value in values))
-            for row, both in best.items()
-            for what, values in zip(("pruned", "dense"), both, strict=True)
+            (f"{name}, {state}", *(f"{value:.2f}" for value in values))
+            for name, figures in best.items()
+            for state, values in zip(("pruned", "dense"), figures, strict=True)
         ]
         tables = {
             "Best at every ratio, validation": Table((), header, tuple(rows)),
-            "Chosen once, test": chosen_table(found),
+            "Chosen once, test": chosen_table(results),
         }
-        told = [*self.deviations(plan), NO_NUMBERS, _on_validation("the figure's values")]
-        return Findings(self.title(setting), tables, {"curves": chart}, told, {"sweep": found, "best": best}, failed)
+        return ExperimentResult(
+            title,
+            tables,
+            {"curves": _best_chart(title, results, best)},
+            [*self.deviations(plan), NO_NUMBERS, _on_validation("the figure's values")],
+            {"sweep": results, "best": best},
+            failed,
+        )
 
 
-def best_at_every_ratio(tried: Mapping[str, Any], at: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Pruned, and the same network's dense figure."""
-    winners = [max(tried.values(), key=lambda one: one["plain"][i] or 0.0) for i in range(len(at))]
-    return [one["plain"][i] or 0.0 for i, one in enumerate(winners)], [one["dense"] for one in winners]
+def _best_chart(title: str, results: Mapping[str, Any], best: Mapping[str, tuple[list[float], list[float]]]) -> Chart:
+    styles = line_styles(best)
+    x = {"ratio": [100 * ratio for ratio in results["at"]]}
+    lines = []
+    for name, (pruned, dense) in best.items():
+        for state, values, solid in (("pruned", pruned, True), ("dense", dense, False)):
+            y = [spread_of([value]) for value in values]
+            lines.append(Line(f"{name}, {state}", name, state, styles[name], solid, x, y))
+    subtitle = "For each rule, the configuration that is best at each ratio: pruned solid, before pruning dashed."
+    axis = ratio_axis(results["at"], "weights")
+    return Chart(tuple(lines), (axis,), f"validation {metric_of(results)}", title=title, subtitle=subtitle)
+
+
+def best_at_every_ratio(tried: Mapping[str, Any], ratios: int) -> tuple[list[float], list[float]]:
+    """Return the best pruned figure at every ratio, and the dense figure of the same network."""
+    best = [max(tried.values(), key=lambda trial: trial["plain"][i] or 0.0) for i in range(ratios)]
+    pruned = [trial["plain"][i] or 0.0 for i, trial in enumerate(best)]
+    return pruned, [trial["dense"] for trial in best]

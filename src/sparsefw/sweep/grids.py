@@ -1,12 +1,14 @@
-"""Grids: which settings of which methods are compared, as YAML.
+"""Grids: which settings of which methods a sweep compares, as YAML.
 
-    recipe    the stem of a recipe, trained as its sgd variant is, but for what follows
-    kind, at  what is removed after training, and how much
-    train     settings for all methods
-    methods   a row of the table each: its method, and further settings
+    recipe    the stem of a recipe, trained as its sgd variant except for the settings below
+    kind      the kind that is removed after training
+    at        the ratios that are removed
+    train     settings of all rows
+    methods   the rows of the table: each has a method and further settings
 
-Where a setting is a list, every one of its values is tried, with every one of the others. (A setting that is a list itself is
-given as a list of lists.) A range, such as "0.05..0.5" or "1e-5..1e-2 log", is for samplers that draw from it.
+If a setting is a list, the grid has a configuration for each of its values, combined with all values of the other lists. (The
+values of a setting that is itself a list are a list of lists.) A range, such as "0.05..0.5" or "1e-5..1e-2 log", is for
+samplers, which draw values from it.
 """
 
 from __future__ import annotations
@@ -20,161 +22,177 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from sparsefw.config_base import ConfigError, KindName, Section, flat, nested, parse
+from sparsefw.config_base import ConfigError, KindName, Section, flatten, nest, parse
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import load_recipe, merged, read_yaml, recipe_names
 
-SHIPPED = resources.files("sparsefw") / "grids"
+SHIPPED_GRIDS = resources.files("sparsefw") / "grids"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 
 
-class Point(NamedTuple):
-    """One configuration of a method: what it differs in from the others of the grid, and all of it."""
-
-    chosen: dict[str, Any]
-    config: RunConfig
-
-
 class Range(NamedTuple):
-    """Numbers from low to high, whole ones where both are; on a logarithmic scale where asked for."""
+    """All numbers from low to high, or only the integers if both ends are; log: on a logarithmic scale."""
 
     low: float
     high: float
     log: bool
 
     @property
-    def whole(self) -> bool:
+    def integers(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @classmethod
     def of(cls, value: Any) -> Range | None:
-        """None where it is none."""
-        found = re.fullmatch(rf"({NUMBER})\.\.({NUMBER})( log)?", value) if isinstance(value, str) else None
-        if found is None:
+        """Parse a range such as "1e-5..1e-2 log"; None if the value is something else.
+
+        >>> Range.of("0.05..0.5")
+        Range(low=0.05, high=0.5, log=False)
+        """
+        match = re.fullmatch(rf"({NUMBER})\.\.({NUMBER})( log)?", value) if isinstance(value, str) else None
+        if match is None:
             return None
-        ends = [int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in found.groups()[:2]]
-        if not ends[0] < ends[1] or (found[3] and ends[0] <= 0):
-            raise ConfigError(f"range {value!r}: must rise{', from above 0' if found[3] else ''}")
-        return cls(ends[0], ends[1], bool(found[3]))
+        low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in match.groups()[:2])
+        log = match[3] is not None
+        if not low < high or (log and low <= 0):
+            raise ConfigError(f"range {value!r}: must rise{', from above 0' if log else ''}")
+        return cls(low, high, log)
 
 
-class Entry(Section):
-    """A row of the table."""
+class Row(Section):
+    """A row of the table: a method, and settings of its training."""
 
     method: dict[str, Any]
     train: dict[str, Any] = Field(default_factory=dict)
 
 
 class Grid(Section):
+    """A table of methods, each with the settings to try."""
+
     name: str
     about: str = ""
     recipe: str
     kind: KindName
     at: tuple[float, ...]
     train: dict[str, Any] = Field(default_factory=dict)
-    methods: dict[str, Entry] = Field(min_length=1)
+    methods: dict[str, Row] = Field(min_length=1)
 
-    def settings(self, method: str) -> dict[str, Any]:
-        """Those of a row, such as "method.strength"; what is a list is varied."""
-        entry = self.methods[method]
-        return flat({"train": {**self.train, **entry.train}, "method": entry.method})
+    def settings(self, row: str) -> dict[str, Any]:
+        """Return the settings of a row by dotted name, such as "method.strength"; lists and ranges as they are written."""
+        entry = self.methods[row]
+        return flatten({"train": {**self.train, **entry.train}, "method": entry.method})
 
-    def varied(self, method: str) -> dict[str, list[Any] | Range]:
-        """What differs between the configurations of a row."""
-        found: dict[str, list[Any] | Range] = {}
-        for key, value in self.settings(method).items():
+    def varied(self, row: str) -> dict[str, list[Any] | Range]:
+        """Return the settings in which the configurations of a row differ, each with its values or its range."""
+        varied: dict[str, list[Any] | Range] = {}
+        for key, value in self.settings(row).items():
             if isinstance(value, list):
-                found[key] = value
-            elif (drawn := Range.of(value)) is not None:
-                found[key] = drawn
-        return found
+                varied[key] = value
+            elif (value_range := Range.of(value)) is not None:
+                varied[key] = value_range
+        return varied
 
     def config(
         self,
-        method: str,
-        chosen: Mapping[str, Any],
+        row: str,
+        varied_settings: Mapping[str, Any],
         changes: Sequence[str] = (),
         name: str | None = None,
         **fields: Any,
     ) -> RunConfig:
-        """One configuration of a row, with `changes` such as "train.epochs=5" applied, to none of what is varied."""
-        varied = self.varied(method)
-        for key in (change.partition("=")[0] for change in changes):
+        """Return one configuration of a row.
+
+        Args:
+            row: the name of the row
+            varied_settings: a value for every setting that the row varies
+            changes: such as "train.epochs=5"; a setting that the row varies is refused
+            name: of the configuration
+            fields: further fields of the configuration, such as seed=1
+        """
+        varied = self.varied(row)
+        for change in changes:
+            key = change.partition("=")[0]
             if key in varied:
-                raise ConfigError(
-                    f"{key}: the grid {self.name} tries {self.settings(method)[key]} for {method}; change the grid instead"
-                )
-        tables: dict[str, Any] = {"name": name or f"{self.name}-{method}", "curve": {"kind": self.kind, "at": self.at}}
-        for key, value in {**self.settings(method), **chosen}.items():
-            tables = merged(tables, nested(key, value))
+                tried = self.settings(row)[key]
+                raise ConfigError(f"{key}: the grid {self.name} tries {tried} for {row}; change the grid instead")
+        tables: dict[str, Any] = {"name": name or f"{self.name}-{row}", "curve": {"kind": self.kind, "at": self.at}}
+        for key, value in {**self.settings(row), **varied_settings}.items():
+            tables = merged(tables, nest(key, value))
         return load_recipe(f"{self.recipe}-sgd", changes, **{**tables, **fields})
 
-    def is_finite(self, method: str) -> bool:
-        """Whether all configurations of a row can be listed."""
-        return all(isinstance(value, list) for value in self.varied(method).values())
+    def is_finite(self, row: str) -> bool:
+        """Return whether all configurations of a row can be listed."""
+        return all(isinstance(value, list) for value in self.varied(row).values())
 
-    def choices(self, method: str) -> list[dict[str, Any]]:
-        """What is varied in a row, in all of its values; ConfigError where there is no end of them."""
-        varied = self.varied(method)
+    def combinations(self, row: str) -> list[dict[str, Any]]:
+        """Return the varied settings of every configuration of a row; refuse a row with a range."""
+        varied = self.varied(row)
         for key, value in varied.items():
             if isinstance(value, Range):
-                raise ConfigError(
-                    f"{key}={self.settings(method)[key]!r}: a range has no end of values to try; sample from it instead"
-                )
-        return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
-
-    def points(self, method: str, changes: Sequence[str] = (), **fields: Any) -> list[Point]:
-        """All configurations of a row."""
-        return [
-            Point(chosen, self.config(method, chosen, changes, f"{self.name}-{method}-{number}", **fields))
-            for number, chosen in enumerate(self.choices(method))
-        ]
+                written = self.settings(row)[key]
+                raise ConfigError(f"{key}={written!r}: a range has no end of values to try; sample from it instead")
+        return _combinations(varied)
 
     def check(self, changes: Sequence[str] = ()) -> None:
-        """ConfigError, naming the row, where a configuration cannot be trained. Of ranges, both ends are looked at."""
-        asked = f"{self.model_dump_json()} {changes!r}"
-        if asked in _CHECKED:
+        """Refuse a grid with a configuration that cannot be trained; of a range, both ends are checked."""
+        key = f"{self.model_dump_json()} {changes!r}"
+        if key in _CHECKED:
             return
         stems = [name.removesuffix("-sgd") for name in recipe_names() if name.endswith("-sgd")]
         if self.recipe not in stems:
             hint = did_you_mean(self.recipe, stems)
             raise ConfigError(
-                f"grid {self.name}: recipe={self.recipe!r}{hint}; as digits-resnet is of digits-resnet-sgd"
+                f"grid {self.name}: recipe={self.recipe!r}{hint}; must be a recipe without its variant, such as digits-resnet"
             )
-        for method in self.methods:
+        for row in self.methods:
             try:
-                varied = {k: [v.low, v.high] if isinstance(v, Range) else v for k, v in self.varied(method).items()}
-                for key, listed in varied.items():
-                    if not listed:
-                        raise ConfigError(f"{key}: an empty list leaves nothing to try")
-                    if twice := [value for i, value in enumerate(listed) if value in listed[:i]]:
-                        raise ConfigError(f"{key}: {twice[0]!r} is in its list twice, and would be trained twice")
-                for values in itertools.product(*varied.values()):
-                    self.config(method, dict(zip(varied, values, strict=True)), changes)
+                self._check_row(row, changes)
             except ConfigError as error:
-                raise ConfigError(f"grid {self.name}, {method}: {error}") from None
-        _CHECKED.add(asked)
+                raise ConfigError(f"grid {self.name}, {row}: {error}") from None
+        _CHECKED.add(key)
+
+    def _check_row(self, row: str, changes: Sequence[str]) -> None:
+        tried: dict[str, list[Any]] = {}
+        for key, value in self.varied(row).items():
+            values = [value.low, value.high] if isinstance(value, Range) else value
+            if not values:
+                raise ConfigError(f"{key}: an empty list leaves nothing to try")
+            if repeated := [item for i, item in enumerate(values) if item in values[:i]]:
+                raise ConfigError(f"{key}: {repeated[0]!r} is in its list twice, and would be trained twice")
+            tried[key] = values
+        for varied_settings in _combinations(tried):
+            self.config(row, varied_settings, changes)
 
 
-_CHECKED: set[str] = set()  # grids that were found right before: a hundred configurations take a second
+_CHECKED: set[str] = set()  # grids that passed the check: a hundred configurations take a second
+
+
+def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every choice of one value per key."""
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def grid_names() -> dict[str, str]:
-    """Every shipped grid and what it is about."""
-    files = sorted((file for file in SHIPPED.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
+    """Return every shipped grid, with its description."""
+    files = sorted(
+        (file for file in SHIPPED_GRIDS.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name
+    )
     return {file.name.removesuffix(".yaml"): read_yaml(file.read_text(), file.name)["about"] for file in files}
 
 
 def load_grid(name: str) -> Grid:
-    """A shipped grid, or that of a YAML file."""
-    own = Path(name).suffix in (".yaml", ".yml")
-    file = Path(name) if own else SHIPPED / f"{name}.yaml"
+    """Load a shipped grid by its name, or any grid from a .yaml file, and check it."""
+    is_path = Path(name).suffix in (".yaml", ".yml")
+    file = Path(name) if is_path else SHIPPED_GRIDS / f"{name}.yaml"
     if not file.is_file():
-        hint = "" if own else did_you_mean(name, [f.name.removesuffix(".yaml") for f in SHIPPED.iterdir()])
-        what = "it is a folder" if own and file.is_dir() else f"there is no such {'file' if own else 'grid'}{hint}"
-        raise ConfigError(f"grid {name!r}: {what}; see `sparsefw list grids`")
+        raise ConfigError(f"grid {name!r}: {_why_missing(name, is_path)}; see `sparsefw list grids`")
     values = read_yaml(file.read_text(), name)
-    grid = parse(Grid, {"name": Path(name).stem if own else name, **values}, f"grid {name}")
+    grid = parse(Grid, {"name": Path(name).stem if is_path else name, **values}, f"grid {name}")
     grid.check()
     return grid
+
+
+def _why_missing(name: str, is_path: bool) -> str:
+    if is_path:
+        return "it is a folder" if Path(name).is_dir() else "there is no such file"
+    return f"there is no such grid{did_you_mean(name, grid_names())}"

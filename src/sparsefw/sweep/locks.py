@@ -1,4 +1,4 @@
-"""Who does jobs, and whether they are alive: a lock file that a process holds as long as it lives."""
+"""Workers and their lock files, which show other processes of the same machine whether a worker is alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Worker(NamedTuple):
-    """Who does jobs: a name that nobody else has, where, and the file it keeps locked while it lives."""
+    """A process that runs jobs: its unique name, its machine, and the file that it keeps locked while it lives."""
 
     name: str
     host: str
@@ -25,8 +25,8 @@ class Worker(NamedTuple):
 
 
 @contextmanager
-def working(folder: Path) -> Iterator[Worker]:
-    """A worker of this process, whose lock file lies in the folder `workers` of the sweep."""
+def registered_worker(folder: Path) -> Iterator[Worker]:
+    """Register this process as a worker, with a lock file in the folder `workers` of the sweep."""
     name = uuid.uuid4().hex[:12]
     lock = folder.resolve() / "workers" / f"{name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -39,9 +39,9 @@ def working(folder: Path) -> Iterator[Worker]:
 
 
 def is_dead(holder: Mapping[str, str]) -> bool:
-    """Whether its lock file lies here and nobody holds it. False where that cannot be known.
+    """Return whether the worker's lock file is on this machine and nobody holds it; False where that is unknown.
 
-    Locks of other machines are not looked at: not every file system tells them.
+    Locks of other machines are not tested, because not every file system shares locks.
     """
     if holder.get("host") != socket.gethostname():
         return False

@@ -1,4 +1,4 @@
-"""Where the ledger is kept: a SQLite file for one machine, a PostgreSQL server for many."""
+"""The database that holds the ledgers of a sweep: a SQLite file for one machine, a PostgreSQL server for many."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ except ModuleNotFoundError as error:
     raise ConfigError(f"sweeps need the package {error.name}: pip install 'sparsefw[sweep]'") from None
 
 
-class StorageAway(ConfigError):  # noqa: N818  (a state, not a fault)
-    """The storage cannot be reached, now."""
+class StorageUnreachable(ConfigError):  # noqa: N818  (a state, not a fault)
+    """The storage cannot be reached at the moment."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-AWAY = (optuna.exceptions.StorageInternalError, DBAPIError)  # locked, restarting, or unreachable
-LEDGER = "ledger.db"  # in a sweep's folder
-PATIENCE = 600.0  # seconds for which a database may be away
+UNREACHABLE = (optuna.exceptions.StorageInternalError, DBAPIError)  # the database is locked, restarting or offline
+LEDGER_FILE = "ledger.db"  # in the folder of the sweep
+LONGEST_OUTAGE = 600.0  # seconds to wait for the database before giving up
 
 
-def patient(call: F) -> F:
-    """A call that is safe to repeat is repeated while the database is away."""
+def retry_while_unreachable(call: F) -> F:
+    """Repeat a call until the database answers; the call must be safe to repeat."""
 
     @functools.wraps(call)
     def repeated(*args: Any, **kwargs: Any) -> Any:
-        end, pause = time.monotonic() + PATIENCE, 0.1
+        deadline = time.monotonic() + LONGEST_OUTAGE
+        pause = 0.1
         while True:
             try:
                 return call(*args, **kwargs)
-            except AWAY:
-                if time.monotonic() > end:
+            except UNREACHABLE:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 10.0)
@@ -49,22 +50,27 @@ def patient(call: F) -> F:
 
 
 def storage_url(text: str | None, folder: Path) -> str:
-    """The address of what the user gave: a URL, a file, a sweep's folder, or nothing, which is a file in the sweep's folder."""
+    """Return the URL of a storage.
+
+    Args:
+        text: a URL, a database file, the folder of another sweep, or None: a database file in `folder`
+        folder: the folder of the sweep
+    """
     if text is None:
-        return f"sqlite:///{folder.resolve() / LEDGER}"
+        return f"sqlite:///{folder.resolve() / LEDGER_FILE}"
     if "://" in text:
         return text
     path = Path(text).resolve()
-    return f"sqlite:///{path / LEDGER if path.is_dir() else path}"
+    return f"sqlite:///{path / LEDGER_FILE if path.is_dir() else path}"
 
 
-def shown_url(url: str) -> str:
-    """Without the password."""
+def url_without_password(url: str) -> str:
+    """Return the URL with its password replaced by ***."""
     return make_url(url).render_as_string(hide_password=True)
 
 
 def open_storage(url: str, must_exist: bool = False) -> optuna.storages.RDBStorage:
-    """ConfigError, in one line, where there is none."""
+    """Open a storage; a SQLite file is created unless `must_exist`. Raise ConfigError where that is impossible."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         parsed = make_url(url)
@@ -72,41 +78,42 @@ def open_storage(url: str, must_exist: bool = False) -> optuna.storages.RDBStora
         raise ConfigError(
             f"storage {url!r}: must be a file, or a URL such as postgresql://user@host/database"
         ) from None
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-        raise ConfigError(f"storage {shown_url(url)}: must be a file, or a URL of postgresql or sqlite")
-    local = parsed.get_backend_name() == "sqlite"
-    if local and parsed.database:
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ConfigError(f"storage {url_without_password(url)}: must be a file, or a URL of postgresql or sqlite")
+    is_file = backend == "sqlite"
+    if is_file and parsed.database:
         if must_exist and not Path(parsed.database).is_file():
             raise ConfigError(f"storage {parsed.database}: there is no such file")
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-    how: dict[str, Any] = {"connect_args": {"timeout": 60}} if local else {"pool_pre_ping": True}
+    engine: dict[str, Any] = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
     if parsed.drivername == "postgresql":
-        parsed = parsed.set(
-            drivername="postgresql+psycopg"
-        )  # which of its drivers is meant depends on SQLAlchemy's version
+        parsed = parsed.set(drivername="postgresql+psycopg")  # the default driver depends on the version of SQLAlchemy
     try:
-        storage = optuna.storages.RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=how)
-        if local:
-            _one_at_a_time(storage)
+        storage = optuna.storages.RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=engine)
+        if is_file:
+            _lock_when_transactions_begin(storage)
         return storage
     except ImportError:
-        raise ConfigError(f"storage {shown_url(url)} needs a driver: pip install 'sparsefw[postgres]'") from None
-    except (*AWAY, RuntimeError) as error:
-        raise StorageAway(f"storage {shown_url(url)} cannot be opened: {first_line(error)}") from None
+        raise ConfigError(
+            f"storage {url_without_password(url)} needs a driver: pip install 'sparsefw[postgres]'"
+        ) from None
+    except (*UNREACHABLE, RuntimeError) as error:
+        raise StorageUnreachable(f"storage {url_without_password(url)} cannot be opened: {first_line(error)}") from None
 
 
-def _one_at_a_time(storage: optuna.storages.RDBStorage) -> None:
-    """Transactions of SQLite lock the file when they begin, and not when they first write.
+def _lock_when_transactions_begin(storage: optuna.storages.RDBStorage) -> None:
+    """Make SQLite lock the file when a transaction begins, rather than at its first write.
 
-    Optuna reads a trial's state, looks at it, and then writes: without this, two workers could take the same trial.
+    Optuna reads the state of a trial and then writes it: without this lock, two workers could take the same trial.
     """
 
-    def plain(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # the driver begins no transactions by itself
+    def disable_implicit_transactions(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
 
-    def begin(connection: Any) -> None:
+    def begin_immediately(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    storage.engine.dispose()  # connections from before
-    event.listen(storage.engine, "connect", plain)
-    event.listen(storage.engine, "begin", begin)
+    storage.engine.dispose()  # close the connections that were opened without these listeners
+    event.listen(storage.engine, "connect", disable_implicit_transactions)
+    event.listen(storage.engine, "begin", begin_immediately)

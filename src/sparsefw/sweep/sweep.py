@@ -1,10 +1,10 @@
-"""A sweep under way: its plan and its ledgers in a storage, its runs in a folder.
+"""A sweep in progress: its plan and its ledgers are in a storage, its runs in a folder.
 
-sweep.json             which sweep this folder belongs to
-ledger.db              the storage, where it is not a server
-ROW/0003               the run of a configuration; its network is kept only while it may still be chosen
-ROW/0003-seed-1        the chosen one, on a further seed
-results.json           what was chosen, and its test figures
+sweep.json             the identity of the sweep that owns the folder
+ledger.db              the storage, unless it is a server
+ROW/0003               the run of a configuration; its network is kept only while the configuration may be chosen
+ROW/0003-seed-1        the run of the chosen configuration with a further seed
+results.json           the chosen configurations and their test figures
 """
 
 from __future__ import annotations
@@ -22,19 +22,26 @@ import optuna
 
 from sparsefw.atomic_io import is_leftover, write_json
 from sparsefw.config_base import ConfigError, parse
-from sparsefw.sweep.ledger import Job, Ledger
-from sparsefw.sweep.storage import LEDGER, open_storage, shown_url
-from sparsefw.sweep.sweep_plan import FIRST, SweepPlan, slug
+from sparsefw.runfolder import RunWriter
+from sparsefw.sweep.jobs import Job, JobState
+from sparsefw.sweep.ledger import Ledger
+from sparsefw.sweep.storage import LEDGER_FILE, open_storage, url_without_password
+from sparsefw.sweep.sweep_plan import SELECTION_SEED, SweepPlan, folder_name
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
-SWEEP, PLAN, TOKEN, HOME = "sweep", "plan", "token", "home"
-MARK = "sweep.json"
+IDENTITY_FILE = "sweep.json"
+SWEEP = "sweep"  # the attribute of an Optuna study that holds the plan, the token and the home folder of a sweep
+PLAN = "plan"
+TOKEN = "token"
+HOME = "home"
+CONFIGURATION = "configuration"  # the parameters of a final job: the name of the chosen job, and the seed
+SEED = "seed"
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """token: what tells this sweep from another of the same name, in storages and folders."""
+    """A sweep; its random token tells it from other sweeps of the same name, in storages and in folders."""
 
     plan: SweepPlan
     storage: optuna.storages.RDBStorage
@@ -43,59 +50,70 @@ class Sweep:
 
     @classmethod
     def begin(cls, plan: SweepPlan, url: str, folder: Path) -> Sweep:
-        """Write the plan down, or go on with a sweep that has this very plan."""
+        """Store the plan of a new sweep, or continue a sweep that has the same plan."""
         storage = open_storage(url)
-        found = _begun(storage, plan, folder)
-        plan.same_as(found.plan)
-        sweep = cls(plan, storage, folder, found.token)
-        sweep._mark(url)
-        for row in plan.rows:  # once, before several workers may try
-            sweep.trials(row), sweep.finals(row)
+        record = _store_record(storage, plan, folder)
+        plan.check_same(record.plan)
+        sweep = cls(plan, storage, folder, record.token)
+        sweep._claim_folder(url)
+        for row in plan.rows:  # create the studies now, before several workers try to
+            sweep.trials(row)
+            sweep.finals(row)
         return sweep
 
     @classmethod
     def join(cls, url: str, name: str | None, folder: Path | None) -> Sweep:
-        """Help with a sweep that another process began. folder: where to train; by default where that one does, if it is here."""
+        """Open a sweep that another process began.
+
+        Args:
+            url: the storage
+            name: of the sweep; None if the storage holds only one
+            folder: where to train; None: in the folder of that process, if it is on this machine
+        """
         storage = open_storage(url, must_exist=True)
         names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
         if not names:
             raise ConfigError(
-                f"storage {shown_url(url)} holds no sweep; `sparsefw sweep GRID --storage URL` begins one"
+                f"storage {url_without_password(url)} holds no sweep; `sparsefw sweep GRID --storage URL` begins one"
             )
         if name is None and len(names) > 1:
-            raise ConfigError(f"storage {shown_url(url)} holds the sweeps {', '.join(names)}; choose one with --name")
+            raise ConfigError(
+                f"storage {url_without_password(url)} holds the sweeps {', '.join(names)}; choose one with --name"
+            )
         name = names[0] if name is None else name
         if name not in names:
             raise ConfigError(f"--name {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
-        found = _read(storage, name)
+        record = _read_record(storage, name)
         if folder is None:
-            folder = found.home if _token(found.home) == found.token else Path("runs") / f"sweep-{name}"
-        sweep = cls(found.plan, storage, folder, found.token)
-        sweep._mark(url)
+            is_here = _token_of_folder(record.home) == record.token
+            folder = record.home if is_here else Path("runs") / f"sweep-{name}"
+        sweep = cls(record.plan, storage, folder, record.token)
+        sweep._claim_folder(url)
         return sweep
 
-    def _mark(self, url: str) -> None:
-        """Claim the folder, or see that it is this sweep's."""
+    def _claim_folder(self, url: str) -> None:
+        """Write the identity file into the folder; refuse a folder that holds something else."""
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; choose another --out")
-        before = _token(self.folder)
-        if before not in (None, self.token):
+        token = _token_of_folder(self.folder)
+        if token == self.token:
+            return
+        if token is not None:
             raise ConfigError(f"{self.folder} belongs to another sweep; choose another --out")
-        if before is None:
-            there = [file.name for file in self.folder.iterdir()] if self.folder.exists() else []
-            if any(not name.startswith(LEDGER) and not is_leftover(name) for name in there):
-                raise ConfigError(f"{self.folder} holds files, but no sweep; choose another --out")
-            about = {TOKEN: self.token, "name": self.plan.name, "storage": shown_url(url)}
-            write_json(self.folder / MARK, about)
+        names = [file.name for file in self.folder.iterdir()] if self.folder.exists() else []
+        if any(not name.startswith(LEDGER_FILE) and not is_leftover(name) for name in names):
+            raise ConfigError(f"{self.folder} holds files, but no sweep; choose another --out")
+        identity = {TOKEN: self.token, "name": self.plan.name, "storage": url_without_password(url)}
+        write_json(self.folder / IDENTITY_FILE, identity)
 
     @functools.cache  # noqa: B019  (sweeps are few and live as long as their process)
     def trials(self, row: str) -> Ledger:
-        """The configurations of a row."""
+        """Return the ledger of the configurations of a row."""
         return self._ledger(f"{self.plan.name}: {row}", self.plan.space(row), self.plan.budget(row))
 
     @functools.cache  # noqa: B019
     def finals(self, row: str) -> Ledger:
-        """The seeds of the configuration that was chosen."""
+        """Return the ledger of the seeds of a row's chosen configuration."""
         return self._ledger(f"{self.plan.name}, seeds: {row}", {})
 
     def _ledger(self, name: str, space: Mapping[str, Any], budget: int | None = None) -> Ledger:
@@ -109,117 +127,102 @@ class Sweep:
         )
         return Ledger(study, self.storage, self.plan.grace, space, budget)
 
-    def searched(self, row: str) -> dict[str, Job] | None:
-        """All configurations of a row, once none of them is waited for."""
+    def finished_trials(self, row: str) -> dict[str, Job] | None:
+        """Return all configurations of a row; None until all of them are finished."""
         jobs = self.trials(row).jobs()
-        over = len(jobs) >= self.plan.count(row) and all(job.settled for job in jobs.values())
-        return jobs if over else None
+        finished = len(jobs) >= self.plan.count(row) and all(job.finished for job in jobs.values())
+        return jobs if finished else None
 
     def chosen(self, row: str) -> Job | None:
-        """Of a row that was searched, the ONE configuration that is reported; None where there is none (yet)."""
-        return best(self.searched(row) or {})
+        """Return the ONE configuration of a row that is reported; None until all are finished, or if all failed."""
+        return best_job(self.finished_trials(row) or {})
 
     def final_jobs(self, row: str) -> dict[str, dict[str, Any]]:
+        """Return the jobs that train the chosen configuration on every seed: name -> configuration and seed."""
         chosen = self.chosen(row)
-        return {} if chosen is None else {final_name(chosen.name, seed): {} for seed in self.seeds}
+        if chosen is None:
+            return {}
+        return {f"{chosen.name}-seed-{seed}": {CONFIGURATION: chosen.name, SEED: seed} for seed in self.seeds}
 
     @property
     def seeds(self) -> range:
-        return range(FIRST, FIRST + self.plan.seeds)
+        return range(SELECTION_SEED, SELECTION_SEED + self.plan.seeds)
 
     def finished(self) -> bool:
         return all(self._row_finished(row) for row in self.plan.rows)
 
     def _row_finished(self, row: str) -> bool:
-        if self.searched(row) is None:
+        if self.finished_trials(row) is None:
             return False
         jobs = self.finals(row).jobs()
-        return all(name in jobs and jobs[name].settled for name in self.final_jobs(row))
+        return all(name in jobs and jobs[name].finished for name in self.final_jobs(row))
 
-    def config(self, row: str, job: Job, seed: int = FIRST) -> RunConfig:
+    def config(self, row: str, job: Job, seed: int = SELECTION_SEED) -> RunConfig:
         return self.plan.config(row, job.name, job.params, seed)
 
-    def place(self, row: str, name: str) -> Path:
-        """Where a job is done on this machine."""
-        return self.folder / slug(row) / name
+    def job_folder(self, row: str, name: str) -> Path:
+        """Return the folder of a job on this machine."""
+        return self.folder / folder_name(row) / name
 
-    def reachable(self, path: str | None) -> Path | None:
-        """The folder, where it is one of this sweep's and can be seen from here."""
-        if path is None:
+    def started_folder(self, job: Job) -> Path | None:
+        """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it."""
+        if job.start is None:
             return None
-        folder = Path(path)
-        return folder if _token(folder.parents[1]) == self.token and folder.is_dir() else None
+        folder = Path(job.start.folder)
+        return folder if _token_of_folder(folder.parents[1]) == self.token and folder.is_dir() else None
 
-    def forget(self, row: str) -> None:
-        """Remove the networks that will not be chosen any more.
+    def remove_unneeded_models(self, row: str) -> None:
+        """Delete the networks of finished configurations that cannot be chosen any more.
 
-        Whichever worker does this, with however old a view of the ledger: the best of all is the best of any view that has it,
-        and views that do not have it do not touch it.
+        A worker may call this with an outdated view of the ledger: the best configuration of all is also the best of every
+        view that contains it, and a view that does not contain it does not touch it.
         """
         jobs = self.trials(row).jobs()
-        kept = best(jobs)
+        best = best_job(jobs)
         for job in jobs.values():
-            folder = self.reachable(job.begun.get("folder"))
-            if job.state in ("done", "pruned") and job is not kept and folder is not None:
-                (folder / "model.safetensors").unlink(missing_ok=True)
+            folder = self.started_folder(job)
+            if job.state in (JobState.DONE, JobState.PRUNED) and job is not best and folder is not None:
+                RunWriter(folder).forget_model()
 
 
-def best(jobs: Mapping[str, Job]) -> Job | None:
-    """The one with the largest mean validation metric over all ratios; of equals the first."""
-    done = [job for job in jobs.values() if job.state == "done" and job.value is not None]
+def best_job(jobs: Mapping[str, Job]) -> Job | None:
+    """Return the finished job with the largest value, the mean validation metric over all ratios; of equals the first."""
+    done = [job for job in jobs.values() if job.state is JobState.DONE and job.value is not None]
     return max(done, key=lambda job: job.value or 0.0, default=None)
 
 
-def final_name(job: str, seed: int) -> str:
-    return f"{job}-seed-{seed}"
-
-
-def final_of(name: str) -> tuple[str, int]:
-    """The configuration and the seed that a final job is about."""
-    job, _, seed = name.rpartition("-seed-")
-    return job, int(seed)
-
-
-def _begun(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: Path) -> _Found:
-    """The plan in the storage, written by whichever process is the first; a second one waits for it, but not for ever."""
-    try:
-        optuna.create_study(study_name=plan.name, storage=storage)
-    except optuna.exceptions.DuplicatedStudyError:
-        for _ in range(50):
-            if SWEEP in storage.get_study_user_attrs(storage.get_study_id_from_name(plan.name)):
-                return _read(storage, plan.name)
-            time.sleep(0.1)  # its first process may have been killed right here
-    study = optuna.load_study(study_name=plan.name, storage=storage)
-    about = {TOKEN: uuid.uuid4().hex, HOME: str(folder.resolve()), PLAN: plan.model_dump(mode="json")}
-    study.set_user_attr(SWEEP, about)  # all at once
-    return _read(storage, plan.name)
-
-
 @dataclass(frozen=True)
-class _Found:
+class _Record:
+    """A sweep as its storage describes it; home: the folder of the process that began it."""
+
     plan: SweepPlan
     token: str
     home: Path
 
 
-def _read(storage: optuna.storages.RDBStorage, name: str) -> _Found:
-    attributes = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
-    return _Found(parse(SweepPlan, attributes[PLAN], f"sweep {name}"), attributes[TOKEN], Path(attributes[HOME]))
-
-
-def _token(folder: Path) -> str | None:
+def _store_record(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: Path) -> _Record:
+    """Return the record of the sweep; the first process writes it, and others wait for it, but not for ever."""
     try:
-        return str(json.loads((folder / MARK).read_text())[TOKEN])
+        optuna.create_study(study_name=plan.name, storage=storage)
+    except optuna.exceptions.DuplicatedStudyError:
+        for _ in range(50):
+            if SWEEP in storage.get_study_user_attrs(storage.get_study_id_from_name(plan.name)):
+                return _read_record(storage, plan.name)
+            time.sleep(0.1)  # the first process may have been killed before it wrote the record
+    study = optuna.load_study(study_name=plan.name, storage=storage)
+    record = {TOKEN: uuid.uuid4().hex, HOME: str(folder.resolve()), PLAN: plan.model_dump(mode="json")}
+    study.set_user_attr(SWEEP, record)  # one attribute, so that nobody reads half a record
+    return _read_record(storage, plan.name)
+
+
+def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
+    record = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
+    return _Record(parse(SweepPlan, record[PLAN], f"sweep {name}"), record[TOKEN], Path(record[HOME]))
+
+
+def _token_of_folder(folder: Path) -> str | None:
+    """Return the token of the sweep that owns a folder; None if there is none."""
+    try:
+        return str(json.loads((folder / IDENTITY_FILE).read_text())[TOKEN])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def settled_count(sweep: Sweep) -> tuple[int, int]:
-    """Jobs that are settled, and all, as far as they are known."""
-    done = wanted = 0
-    for row in sweep.plan.rows:
-        finals, names = sweep.finals(row).jobs(), sweep.final_jobs(row)
-        done += sum(job.settled for job in sweep.trials(row).jobs().values())
-        done += sum(name in finals and finals[name].settled for name in names)
-        wanted += sweep.plan.count(row) + (len(names) or sweep.plan.seeds)
-    return done, wanted

@@ -1,4 +1,4 @@
-"""What a sweep is to do: a grid, how many seeds, and how configurations are drawn. The same plan is the same sweep."""
+"""The plan of a sweep: a grid, the number of seeds, and how configurations are drawn. Equal plans are the same sweep."""
 
 from __future__ import annotations
 
@@ -12,33 +12,26 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import Field, model_validator
 
-from sparsefw.config_base import ConfigError, Section, flat
+from sparsefw.config_base import ConfigError, Section, flatten
+from sparsefw.runfolder.files import MARKS
 from sparsefw.sweep.grids import Grid, Range
 from sparsefw.train.config import RunConfig
 
-RESERVED = (
-    "workers",
-    "sweep.json",
-    "ledger.db",
-    "results.json",
-    "curves",
-    "config.yaml",
-    "metrics.jsonl",
-    "result.json",
-    "row",
-)
-OPTIONS = ("seeds", "sampler", "trials", "prune", "grace")
-FIRST = 0  # the seed on which configurations are compared
-FORM = "masked"  # the paper's protocol: what is removed is set to zero, and BatchNorm statistics are recomputed
+# Names that the folder of a sweep uses itself, and names that would make it look like a run folder.
+RESERVED_NAMES = ("workers", "sweep.json", "ledger.db", "results.json", *MARKS, "row")
+COMMAND_LINE_OPTIONS = ("seeds", "sampler", "trials", "prune", "grace")
+SELECTION_SEED = 0  # the seed on which configurations are compared; the further seeds follow it
+CURVE_FORM = "masked"  # as in the paper: removed units are set to zero, and BatchNorm statistics are recomputed
 
 
 class SweepPlan(Section):
-    """
+    """The plan of a sweep.
+
     changes   settings of all configurations, such as "train.epochs=5"
-    seeds     so many of the chosen configuration, the one it was chosen on among them
+    seeds     how many seeds of the chosen configuration are reported, the one it was chosen on included
     sampler   "grid": every configuration; "random" or "tpe": `trials` of them per row
-    prune     stop a training whose network, compressed, is worse than the median of the others at the same time
-    grace     seconds after which a worker that was not heard of is taken for dead: the same for all, who count by it, too
+    prune     stop a training whose network, compressed, is worse than the median of the others at the same epoch
+    grace     seconds without a heartbeat after which a worker counts as dead; the same for all workers
     """
 
     name: str = Field(min_length=1)
@@ -51,126 +44,146 @@ class SweepPlan(Section):
     grace: float = Field(default=60.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if (self.sampler == "grid") != (self.trials is None):
-            if self.trials is None:
-                raise ValueError(f"--sampler {self.sampler}: say how many configurations a row, with --trials N")
+    def _check(self) -> Self:
+        if self.sampler != "grid" and self.trials is None:
+            raise ValueError(f"--sampler {self.sampler}: say how many configurations a row, with --trials N")
+        if self.sampler == "grid" and self.trials is not None:
             raise ValueError("--trials: a grid tries all of its configurations; add --sampler random or tpe")
         self.grid.check(self.changes)
-        self._names()
+        self._check_names()
         for row in self.rows:
             if self.sampler == "grid" and not self.grid.is_finite(row):
                 raise ValueError(
-                    f"{row}: ranges have no end of values to try; add --sampler random or tpe, and --trials N"
+                    f"{row}: a range has no end of values to try; add --sampler random or tpe, and --trials N"
                 )
             if not self.example(row).data.validation:
                 raise ValueError(
-                    "data.validation=0: configurations are chosen by validation images, so there must be some"
+                    "data.validation=0: configurations are chosen on validation images, so there must be some"
                 )
         return self
 
-    def _names(self) -> None:
-        """Rows are folders, too: no two may have the same, nor one that the sweep itself uses."""
+    def _check_names(self) -> None:
+        """Refuse names that cannot be folders, and rows that would share a folder."""
         if "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"name={self.name!r}: it is the name of a folder, too, so no / and no dot to begin with")
-        taken = dict.fromkeys(RESERVED, "the sweep itself")
+            raise ValueError(f"name={self.name!r}: names a folder, so it must not contain / nor begin with a dot")
+        owners = dict.fromkeys(RESERVED_NAMES, "the sweep itself")
         for row in self.rows:
-            folder = slug(row).casefold()
-            if folder in taken or folder.startswith("."):
-                whose = taken.get(folder, "hidden files")
-                raise ValueError(
-                    f"row {row!r} would be kept in the folder {slug(row)!r}, as {whose}: give it another name"
-                )
-            taken[folder] = f"row {row!r}"
+            folder = folder_name(row)
+            key = folder.casefold()
+            if key in owners or key.startswith("."):
+                owner = owners.get(key, "hidden files")
+                raise ValueError(f"row {row!r}: its folder {folder!r} belongs to {owner}; give the row another name")
+            owners[key] = f"row {row!r}"
 
     @property
     def rows(self) -> list[str]:
         return list(self.grid.methods)
 
     def jobs(self, row: str) -> dict[str, dict[str, Any]]:
-        """Every configuration of a row by its number, as the ledger keeps it; none where Optuna's sampler makes them.
+        """Return the parameters of every configuration of a row by its number; none if Optuna's sampler draws them.
 
-        Of lists alone, a random choice is made here, and none of its configurations is another one's double.
+        If a row consists of lists alone, random configurations are drawn here, all of them different.
         """
         if self.budget(row) is not None:
             return {}
-        numbered = list(enumerate(self.grid.choices(row)))
+        numbered = list(enumerate(self.grid.combinations(row)))
         if self.trials is not None and self.trials < len(numbered):
-            numbered = sorted(random.Random(f"{self.name} {row}").sample(numbered, self.trials), key=lambda one: one[0])
-        return {f"{number:04d}": {key: _kept(value) for key, value in chosen.items()} for number, chosen in numbered}
+            drawn = random.Random(f"{self.name} {row}").sample(numbered, self.trials)
+            numbered = sorted(drawn, key=lambda item: item[0])
+        return {
+            f"{number:04d}": {key: _to_choice(value) for key, value in settings.items()}
+            for number, settings in numbered
+        }
 
     def budget(self, row: str) -> int | None:
-        """How many configurations Optuna's sampler makes; None where they can be listed."""
-        listed = self.sampler == "grid" or (
-            self.grid.is_finite(row) and (self.sampler == "random" or (self.trials or 0) >= len(self.grid.choices(row)))
-        )
-        return None if listed else self.trials
+        """Return how many configurations Optuna's sampler draws for a row; None if they are listed by `jobs`."""
+        if self.sampler == "grid":
+            return None
+        if self.grid.is_finite(row):
+            tries_all = (self.trials or 0) >= len(self.grid.combinations(row))
+            if self.sampler == "random" or tries_all:
+                return None
+        return self.trials
 
     def count(self, row: str) -> int:
+        """Return the number of configurations of a row."""
         return self.budget(row) or len(self.jobs(row))
 
     def space(self, row: str) -> dict[str, BaseDistribution]:
+        """Return the distribution of every varied setting of a row."""
         return {key: _distribution(value) for key, value in self.grid.varied(row).items()}
 
     def optuna_sampler(self) -> optuna.samplers.BaseSampler:
-        """Jobs of a grid are posted, so that nothing is drawn for them."""
+        """Return the sampler of the studies; it draws nothing for a grid, whose jobs are posted."""
         return optuna.samplers.TPESampler() if self.sampler == "tpe" else optuna.samplers.RandomSampler()
 
-    def chosen(self, row: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What a job's parameters mean."""
-        varied = self.grid.varied(row)
-        return {key: _meant(params[key], varied[key]) for key in varied}
+    def varied_settings(self, row: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the varied settings of the configuration with the parameters `params`."""
+        return {key: _from_choice(params[key], value) for key, value in self.grid.varied(row).items()}
 
-    def config(self, row: str, job: str, params: Mapping[str, Any], seed: int = FIRST) -> RunConfig:
-        name = f"{self.name}-{slug(row)}-{job}"
-        return self.grid.config(row, self.chosen(row, params), self.changes, name, seed=seed)
+    def config(self, row: str, job: str, params: Mapping[str, Any], seed: int = SELECTION_SEED) -> RunConfig:
+        name = f"{self.name}-{folder_name(row)}-{job}"
+        return self.grid.config(row, self.varied_settings(row, params), self.changes, name, seed=seed)
 
     def example(self, row: str) -> RunConfig:
-        """One of the row's configurations."""
+        """Return one configuration of a row."""
         varied = self.grid.varied(row).items()
-        ends = {key: value.low if isinstance(value, Range) else value[0] for key, value in varied}
-        return self.grid.config(row, ends, self.changes)
+        first = {key: value.low if isinstance(value, Range) else value[0] for key, value in varied}
+        return self.grid.config(row, first, self.changes)
 
-    def same_as(self, other: SweepPlan) -> None:
-        """ConfigError naming a setting in which the two differ."""
-        mine, theirs = ({"--rows": plan.rows, **flat(plan.model_dump(mode="json"))} for plan in (self, other))
+    def check_same(self, begun: SweepPlan) -> None:
+        """Raise ConfigError if this plan differs from the one with which the sweep was begun."""
+        mine = self._flat()
+        theirs = begun._flat()
         for key in {**mine, **theirs}:
             if mine.get(key) != theirs.get(key):
-                name = {"changes": "--set"}.get(key, f"--{key}" if key in OPTIONS else key)
+                name = {"changes": "--set"}.get(key, f"--{key}" if key in COMMAND_LINE_OPTIONS else key)
                 raise ConfigError(
                     f"{name} {mine.get(key)!r}: the sweep {self.name} was begun with {theirs.get(key)!r}; "
-                    "for another one choose another --out, and on a server another --name, too"
+                    "for another sweep choose another --out, and on a server also another --name"
                 )
 
-
-def slug(text: str) -> str:
-    """For names of files."""
-    return re.sub(r"[^A-Za-z0-9.+=-]+", "-", text).strip("-") or "row"
+    def _flat(self) -> dict[str, Any]:
+        return {"--rows": self.rows, **flatten(self.model_dump(mode="json"))}
 
 
-def in_words(settings: Mapping[str, Any], edges: Sequence[str] = ()) -> str:
-    """ "k=0.1 w=20*" for {"method.k": 0.1, "method.w": 20} with w at an edge."""
+def folder_name(row: str) -> str:
+    """Return the name of a row's folder.
 
-    def shown(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+    >>> folder_name("SparseFW k-sparse, 50 %")
+    'SparseFW-k-sparse-50'
+    """
+    return re.sub(r"[^A-Za-z0-9.+=-]+", "-", row).strip("-") or "row"
 
-    return " ".join(f"{k.rpartition('.')[2]}={shown(v)}{'*' if k in edges else ''}" for k, v in settings.items())
+
+def settings_text(settings: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
+    """Return the settings without their sections; those at the edge of the grid are marked by *.
+
+    >>> settings_text({"method.k": 0.1, "method.w": 20}, at_edge=["method.w"])
+    'k=0.1 w=20*'
+    """
+    texts = []
+    for key, value in settings.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        texts.append(f"{key.rpartition('.')[2]}={shown}{'*' if key in at_edge else ''}")
+    return " ".join(texts)
 
 
-def _kept(value: Any) -> Any:
-    """Choices of Optuna are numbers, words and nothing else."""
+def _to_choice(value: Any) -> Any:
+    """Return a value as Optuna can store it: numbers and strings as they are, anything else as JSON."""
     return value if isinstance(value, int | float | str) else json.dumps(value)
 
 
-def _meant(value: Any, varied: list[Any] | Range) -> Any:
+def _from_choice(stored: Any, varied: list[Any] | Range) -> Any:
+    """Return the value that `_to_choice` stored."""
     if isinstance(varied, Range):
-        return value
-    return next(choice for choice in varied if _kept(choice) == value)
+        return stored
+    return next(value for value in varied if _to_choice(value) == stored)
 
 
 def _distribution(varied: list[Any] | Range) -> BaseDistribution:
     if not isinstance(varied, Range):
-        return CategoricalDistribution([_kept(choice) for choice in varied])
-    if varied.whole:
+        return CategoricalDistribution([_to_choice(value) for value in varied])
+    if varied.integers:
         return IntDistribution(int(varied.low), int(varied.high), log=varied.log)
     return FloatDistribution(varied.low, varied.high, log=varied.log)

@@ -1,4 +1,4 @@
-"""A worker: takes a job, trains, measures, writes down what it found; until the sweep is over."""
+"""A worker process: claims jobs, trains and measures them, and records the results, until the sweep is finished."""
 
 from __future__ import annotations
 
@@ -7,265 +7,287 @@ import errno
 import json
 import math
 import os
-import signal
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from sparsefw.atomic_io import strict, write_text
-from sparsefw.compression import curve
+from sparsefw.atomic_io import json_ready
+from sparsefw.compression import Curve, curve
 from sparsefw.data.loaders import open_data
 from sparsefw.errors import Interrupted
+from sparsefw.runfolder import RunPaths, RunWriter
+from sparsefw.runfolder.schema import SweepJob
+from sparsefw.sweep.jobs import TrainingProgress
 from sparsefw.sweep.ledger import Claim
-from sparsefw.sweep.locks import Worker, working
-from sparsefw.sweep.storage import AWAY, StorageAway
-from sparsefw.sweep.sweep import Sweep, final_of
-from sparsefw.sweep.sweep_plan import FIRST, FORM, SweepPlan
-from sparsefw.text import first_line
+from sparsefw.sweep.locks import Worker, registered_worker
+from sparsefw.sweep.processes import stop_signals_handled
+from sparsefw.sweep.storage import UNREACHABLE, StorageUnreachable
+from sparsefw.sweep.sweep import CONFIGURATION, SEED, Sweep
+from sparsefw.sweep.sweep_plan import CURVE_FORM, SELECTION_SEED, SweepPlan
+from sparsefw.text import first_line, print_status
 from sparsefw.train import fit
 from sparsefw.train.checkpoint import newest_step
 from sparsefw.train.config import RunConfig
-from sparsefw.train.evaluate_run import Study
+from sparsefw.train.evaluate_run import TrainedRun
 from sparsefw.train.folder import FolderBusy, RunFolder
 from sparsefw.train.loop import Training, evaluate, evaluated_model
 
-VARIABLE = "SPARSEFW_SWEEP_WORKER"  # what to do, as JSON: not on the command line, where others could read a password
-POLL = 1.0  # seconds between looks at the ledger while others work
-RUNGS = (0.25, 0.5, 0.75)  # of the training, where the hopeless are stopped
-BAD_INPUT = 2
+# The assignment of a worker, as JSON. Not on the command line, where other users could read the password of the storage.
+WORKER_VARIABLE = "SPARSEFW_SWEEP_WORKER"
+POLL_SECONDS = 1.0  # between looks at the ledger while other workers run the last jobs
+RUNGS = (0.25, 0.5, 0.75)  # the parts of a training after which the pruner may stop it
+BAD_INPUT = 2  # exit code
 
 
 class Task(NamedTuple):
+    """A claimed job; final: whether it is a seed of the row's chosen configuration."""
+
     row: str
     claim: Claim
     final: bool
 
+    def __str__(self) -> str:
+        return f"{self.row} {self.claim.job.name}"
 
-class Hopeless(Exception):  # noqa: N818  (nothing went wrong)
-    """A training that the pruner stops."""
+
+class Pruned(Exception):  # noqa: N818  (nothing went wrong)
+    """The pruner stopped a training; value: the figure of its network at that time."""
 
     def __init__(self, value: float) -> None:
-        super().__init__("hopeless")
+        super().__init__("pruned")
         self.value = value
 
 
 def work(sweep: Sweep, data: Path | None, parent: int) -> None:
-    """Until nothing is left to do. Jobs of workers that died are taken over. parent: the process without which this one ends."""
-    with working(sweep.folder) as worker, asked_to_stop():
+    """Run jobs, also those of workers that died, until the sweep is finished or the process `parent` is gone."""
+    with registered_worker(sweep.folder) as worker, stop_signals_handled(_raise_interrupted):
         while not sweep.finished():
             task = next_task(sweep, worker)
             if task is None:
-                _alone(parent)
-                time.sleep(POLL)
+                if os.getppid() != parent:
+                    raise Interrupted("the process that started this worker is gone")
+                time.sleep(POLL_SECONDS)
                 continue
             try:
-                with task.claim.held(sweep.plan.grace / 6, lambda: os.getppid() != parent):
-                    do(sweep, task, data)
+                with task.claim.heartbeat(sweep.plan.grace / 6, lambda: os.getppid() != parent):
+                    run_task(sweep, task, data)
             except Interrupted:
                 if not task.claim.lost:
                     task.claim.release()
                     raise
-                say(f"{task.row} {task.claim.job.name}: another worker has taken it over")
+                print_status(f"{task}: another worker has taken the job over")
 
 
-def _alone(parent: int) -> None:
-    if os.getppid() != parent:
-        raise Interrupted("the process that started this worker is gone")
-
-
-@contextlib.contextmanager
-def asked_to_stop() -> Iterator[None]:
-    """Signals end the work cleanly; while training, they first write a checkpoint."""
-
-    def stop(which: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(which).name)
-
-    before = {which: signal.signal(which, stop) for which in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+def _raise_interrupted(signal_name: str) -> NoReturn:
+    """Stop the work; a training first writes a checkpoint."""
+    raise Interrupted(signal_name)
 
 
 def next_task(sweep: Sweep, worker: Worker) -> Task | None:
-    """Configurations first, row by row; then the seeds of what was chosen."""
+    """Claim the next job: a configuration, row by row; then a seed of a chosen configuration."""
     for row in sweep.plan.rows:
         ledger = sweep.trials(row)
         ledger.post(sweep.plan.jobs(row))
-        for job in ledger.bury():
-            say(f"{row} {job.name}: its worker died, {job.error or 'another goes on with it'}")
+        for job in ledger.recover_jobs():
+            print_status(f"{row} {job.name}: its worker died; {job.error or 'another one continues'}")
         if (claim := ledger.claim(worker)) is not None:
             return Task(row, claim, final=False)
     for row in sweep.plan.rows:
         ledger = sweep.finals(row)
         ledger.post(sweep.final_jobs(row))
-        ledger.bury()
+        ledger.recover_jobs()
         if (claim := ledger.claim(worker)) is not None:
             return Task(row, claim, final=True)
     return None
 
 
-def do(sweep: Sweep, task: Task, data: Path | None) -> None:
-    """Train and measure; what goes wrong is written down, and does not stop the others."""
-    claim, folder = task.claim, _folder(sweep, task)
-    claim.begin(folder, progress(folder))
+def run_task(sweep: Sweep, task: Task, data: Path | None) -> None:
+    """Train and measure a job, and record its result or its failure; a failure does not stop the other jobs."""
+    claim = task.claim
+    folder = _folder(sweep, task)
+    claim.record_start(folder, training_progress(folder))
     try:
-        folder = _when_free(folder, sweep.plan.grace, task)
+        folder = _wait_for_lock(folder, sweep.plan.grace, task)
         RunFolder(folder).forget_result_without_model()
-        (_final if task.final else _trial)(sweep, task, folder, data)
+        if task.final:
+            _run_final(sweep, task, folder, data)
+        else:
+            _run_trial(sweep, task, folder, data)
     except Interrupted:
         raise
-    except Hopeless as stopped:
-        if claim.pruned(stopped.value):
+    except Pruned as pruned:
+        if claim.pruned(pruned.value):
             RunFolder(folder).forget_checkpoints()
     except Exception as error:
-        if is_the_machines_fault(error):
-            claim.release()  # whoever takes the job next may be luckier, and this process is not to be trusted
+        if is_machine_failure(error):
+            claim.release()  # for a worker on a sound machine: this process cannot be trusted any more
             raise
-        if claim.failed(f"{type(error).__name__}: {first_line(error)}") and (folder / "config.yaml").exists():
-            write_text(folder / "error.txt", traceback.format_exc())
+        begun = RunPaths(folder).config.exists()
+        if claim.failed(f"{type(error).__name__}: {first_line(error)}") and begun:
+            RunWriter(folder).error(traceback.format_exc())
             RunFolder(folder).forget_checkpoints()
     if not task.final:
-        sweep.forget(task.row)
+        sweep.remove_unneeded_models(task.row)
 
 
-def is_the_machines_fault(error: BaseException) -> bool:
-    """A full or broken disk, no memory, a GPU that has failed, a storage that stays away: no configuration is to blame."""
-    machine = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+def is_machine_failure(error: BaseException) -> bool:
+    """Return whether the machine, rather than the configuration, caused an error.
+
+    Such as a full or broken disk, too little memory, a failed GPU, or a storage that cannot be reached.
+    """
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     if isinstance(error, OSError):
-        return error.errno in machine
-    return isinstance(error, (MemoryError, torch.AcceleratorError, *AWAY))
+        return error.errno in codes
+    return isinstance(error, (MemoryError, torch.AcceleratorError, *UNREACHABLE))
 
 
-def _when_free(folder: Path, grace: float, task: Task) -> Path:
-    """The folder once the worker that lost this job has noticed; another one, if it never does."""
-    pause, end = POLL, time.monotonic() + 5 * grace
-    while time.monotonic() < end:
+def _wait_for_lock(folder: Path, grace: float, task: Task) -> Path:
+    """Return the folder as soon as the worker that lost this job unlocks it; another folder if it never does."""
+    pause = POLL_SECONDS
+    deadline = time.monotonic() + 5 * grace
+    while time.monotonic() < deadline:
         with contextlib.suppress(FolderBusy), RunFolder(folder).locked():
             return folder
         time.sleep(pause)
         pause = min(2 * pause, 30.0)
-    say(
-        f"{task.row} {task.claim.job.name}: {folder} stays locked by a process that does not end: starting again beside it"
-    )
-    return folder.with_name(f"{folder.name}-again")
+    other = folder.with_name(f"{folder.name}-again")
+    print_status(f"{task}: {folder} stays locked by a process that does not end; starting again in {other}")
+    return other
 
 
 def _folder(sweep: Sweep, task: Task) -> Path:
-    """Where the job was begun, if that can be reached; else a folder of this machine."""
+    """Return the folder in which the job was started before, if it is visible from here; else a folder of this machine."""
     job = task.claim.job
-    begun, here = job.begun.get("folder"), sweep.place(task.row, job.name)
-    there = sweep.reachable(begun)
-    if begun is not None and there is None and begun != str(here.resolve()):
-        where = f"on {job.begun['host']} in {begun}"
-        say(f"{task.row} {job.name}: was begun {where}, which cannot be reached from here: starting again")
-    return there or here
+    started = sweep.started_folder(job)
+    if started is not None:
+        return started
+    folder = sweep.job_folder(task.row, job.name)
+    if job.start is not None and job.start.folder != str(folder.resolve()):
+        place = f"on {job.start.host} in {job.start.folder}"
+        print_status(f"{task}: was started {place}, which cannot be reached from here: starting again")
+    return folder
 
 
-def progress(folder: Path) -> str:
-    """How far a run has come."""
-    return "the end of training" if RunFolder(folder).result else f"step {newest_step(folder / 'checkpoints')}"
+def training_progress(folder: Path) -> TrainingProgress:
+    """Return how far the run in a folder has come."""
+    trained = bool(RunFolder(folder).result)
+    return TrainingProgress(0 if trained else newest_step(RunPaths(folder).checkpoints), trained)
 
 
-def _trial(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
+def _run_trial(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
+    """Train a configuration, and record its figures on validation images."""
     job = task.claim.job
     config = sweep.config(task.row, job)
-    judge = Judge(task.claim, config) if sweep.plan.prune else None
-    (folder / "error.txt").unlink(missing_ok=True)  # of an attempt before
-    result = fit(config, folder, data, quiet=True, judge=judge)
-    study = Study.open(folder, data, config.engine.device, trust=True)
-    found = study.curve(None, None, FORM, "validation", refit=False, progress=False)
-    plain = [point.plain for point in found.points]
-    about = {"ratios": [point.ratio for point in found.points], "dense": found.dense, "plain": plain}
-    about |= {key: result[key] for key in ("metric", "seconds", "images_per_second")}
-    task.claim.done(mean(plain), {**strict(about), "folder": str(folder.resolve())})
+    judge = PruningCheck(task.claim, config) if sweep.plan.prune else None
+    RunWriter(folder).forget_error()  # of an earlier attempt
+    facts = SweepJob(sweep.plan.name, task.row, job.name, final=False)
+    result = fit(config, folder, data, quiet=True, judge=judge, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    masked = trained.curve(None, None, CURVE_FORM, "validation", refit=False, progress=False)
+    _record_result(task, folder, result, _masked_figures(masked))
 
 
-def _final(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
-    """The test figures of the chosen configuration on one seed; on the first one, of the network that is there."""
-    name, seed = final_of(task.claim.job.name)
-    chosen = sweep.trials(task.row).jobs()[name]
+def _run_final(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
+    """Record the test figures of the chosen configuration with one seed; the network of the first seed is trained already."""
+    seed = int(task.claim.job.params[SEED])
+    chosen = sweep.trials(task.row).jobs()[task.claim.job.params[CONFIGURATION]]
     config = sweep.config(task.row, chosen, seed)
-    trained = sweep.reachable(chosen.begun.get("folder"))
-    if seed == FIRST and trained is not None and (trained / "model.safetensors").exists():
-        folder = trained
-    result = fit(config, folder, data, quiet=True)
-    study = Study.open(folder, data, config.engine.device, trust=True)
-    masked = study.curve(None, None, FORM, "test", refit=False, progress=False)
-    removed = study.curve(None, None, "removed", "test", progress=False)
-    about: dict[str, Any] = {"seed": seed, "ratios": [point.ratio for point in masked.points], "dense": masked.dense}
-    about["plain"] = [point.plain for point in masked.points]
-    about["removed_refit"] = [point.refit for point in removed.points]
-    about["parameters"] = [point.costs.parameters for point in removed.points if point.costs is not None]
-    about |= {key: result[key] for key in ("metric", "seconds", "images_per_second")}
-    task.claim.done(mean(about["plain"]), {**strict(about), "folder": str(folder.resolve())})
+    trained_folder = sweep.started_folder(chosen)
+    if seed == SELECTION_SEED and trained_folder is not None and RunPaths(trained_folder).model.exists():
+        folder = trained_folder
+    facts = SweepJob(sweep.plan.name, task.row, chosen.name, final=True)
+    result = fit(config, folder, data, quiet=True, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    masked = trained.curve(None, None, CURVE_FORM, "test", refit=False, progress=False)
+    removed = trained.curve(None, None, "removed", "test", progress=False)
+    figures: dict[str, Any] = {"seed": seed, **_masked_figures(masked)}
+    figures["removed_refit"] = [point.refit for point in removed.points]
+    figures["parameters"] = [point.costs.parameters for point in removed.points if point.costs is not None]
+    _record_result(task, folder, result, figures)
 
 
-def mean(values: list[float]) -> float:
-    """Over the ratios; where so much is gone that nothing can be computed, nothing is right."""
+def _masked_figures(masked: Curve) -> dict[str, Any]:
+    return {
+        "ratios": [point.ratio for point in masked.points],
+        "dense": masked.dense,
+        "plain": [point.plain for point in masked.points],
+    }
+
+
+def _record_result(task: Task, folder: Path, result: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+    """Finish the job with the figures of its curves and of its training."""
+    training = {key: result[key] for key in ("metric", "seconds", "images_per_second")}
+    record = {**json_ready({**figures, **training}), "folder": str(folder.resolve())}
+    task.claim.done(mean_over_ratios(figures["plain"]), record)
+
+
+def mean_over_ratios(values: Sequence[float]) -> float:
+    """Return the mean; a nan, from a network so small that its outputs are not finite, counts as 0.
+
+    >>> mean_over_ratios([90.0, math.nan])
+    45.0
+    """
     return statistics.fmean(0.0 if math.isnan(value) else value for value in values)
 
 
-class Judge:
-    """Called after every epoch: at a quarter, a half and three quarters of the training the network is compressed as it will be
-    in the end, and a pruner compares it with what the others had at that time."""
+class PruningCheck:
+    """Called after every epoch; raises `Pruned` if the study's pruner stops the training.
+
+    After the epochs of RUNGS the network is compressed as it will be in the end, and the pruner compares the result with that
+    of the other trainings at the same epoch.
+    """
 
     def __init__(self, claim: Claim, config: RunConfig) -> None:
-        self._claim, self._config = claim, config
-        self._rungs = [max(1, round(part * config.train.epochs)) for part in RUNGS]
+        self._claim = claim
+        self._config = config
+        self._epochs = [max(1, round(part * config.train.epochs)) for part in RUNGS]
 
     def __call__(self, training: Training) -> None:
-        if training.epoch not in self._rungs or training.step >= training.steps:
+        if training.epoch not in self._epochs or training.step >= training.steps:
             return
-        part = training.data.validation
-        assert part is not None  # the plan has seen to it
-        found = curve(
+        images = training.data.validation
+        assert images is not None  # SweepPlan refuses recipes without validation images
+        masked = curve(
             evaluated_model(training),
             self._config.curve_kind,
             list(self._config.curve.at),
-            form=FORM,
+            form=CURVE_FORM,
             calibration=training.data.train.sample(self._config.curve.calibration),
-            evaluate=lambda model: evaluate(model, part, training.task, training.engine)[training.task.metric],
+            evaluate=lambda model: evaluate(model, images, training.task, training.engine)[training.task.metric],
             refit=False,
             progress=False,
         )
-        value = mean([point.plain for point in found.points])
-        if self._claim.is_hopeless(value, training.epoch):
-            raise Hopeless(value)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        value = mean_over_ratios([point.plain for point in masked.points])
+        if self._claim.should_prune(value, training.epoch):
+            raise Pruned(value)
 
 
 def check_data(plan: SweepPlan, data: Path | None) -> None:
-    """Before any job is taken: where the data are not here, no job can be done here, and none is to blame."""
+    """Raise if the data set of a sweep is not on this machine, before a job is claimed that would fail because of it."""
     config = plan.example(plan.rows[0])
     open_data(config.data, data, device=torch.device("cpu"), seed=config.seed)
 
 
 def main() -> None:
-    """What `sparsefw sweep` starts."""
-    asked = json.loads(os.environ[VARIABLE])
-    data = None if asked["data"] is None else Path(asked["data"])
+    """Run a worker that `sparsefw sweep` started, as WORKER_VARIABLE says."""
+    assignment = json.loads(os.environ[WORKER_VARIABLE])
+    data = None if assignment["data"] is None else Path(assignment["data"])
     try:
-        sweep = Sweep.join(asked["url"], asked["name"], Path(asked["folder"]))
+        sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]))
         check_data(sweep.plan, data)
-    except StorageAway as error:
-        sys.exit(f"error: {error}")  # another worker may be luckier
+    except StorageUnreachable as error:
+        sys.exit(f"error: {error}")  # with exit code 1: the supervisor starts another worker
     except ValueError as error:
-        say(f"error: {error}")
+        print_status(f"error: {error}")
         sys.exit(BAD_INPUT)
     try:
-        work(sweep, data, asked["parent"])
+        work(sweep, data, assignment["parent"])
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)
 

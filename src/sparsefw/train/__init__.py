@@ -1,4 +1,4 @@
-"""Training: recipes, the loop, run folders."""
+"""Training: configurations, recipes, the loop, checkpoints, and the evaluation of trained runs."""
 
 from sparsefw.errors import Interrupted
 from sparsefw.train.config import RunConfig

@@ -1,7 +1,7 @@
-"""Checkpoints: all that changes while training, as safetensors, never pickle.
+"""Checkpoints: everything that changes during training, as safetensors, never pickle.
 
-A checkpoint is one file, `step-00001170-SHA256.safetensors`: written aside, flushed, and renamed to a name that holds the
-hash of its content. So a file of that name is whole, or its hash shows that it is damaged; then the one before is taken.
+A checkpoint is one file, `step-00001170-SHA256.safetensors`, whose name contains the hash of its content: the hash shows whether
+the file is whole. If it is damaged, the checkpoint before it is used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write the state, plain values and tensors in dictionaries, lists and tuples; keep it and the one before.
+    """Write a checkpoint, and remove all but this one and the one before.
 
-    Those of later steps are damaged, or training went back behind them: they are forgotten too.
+    Checkpoints of later steps are removed, too: they are damaged, or the training was resumed from an earlier one.
+
+    Args:
+        state: plain values and tensors in dictionaries, lists and tuples.
     """
     from safetensors.torch import save
 
@@ -34,15 +37,15 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()}.safetensors"
     with replaced_file(path) as aside:
         aside.write_bytes(content)
-    before = [old for at, old in _files(folder) if at < step]
-    for _, other in _files(folder):
-        if other not in (path, *before[:1]):
-            other.unlink(missing_ok=True)
+    earlier = [file for file_step, file in _files(folder) if file_step < step]
+    for _, file in _files(folder):
+        if file not in (path, *earlier[:1]):
+            file.unlink(missing_ok=True)
     return path
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
-    """The newest checkpoint whose content is what was written, and newer ones that are damaged: these stay where they are."""
+    """Return the newest whole checkpoint, None if there is none, and the newer ones that are damaged, which are kept."""
     damaged: list[Path] = []
     for _, path in _files(folder):
         with path.open("rb") as file:
@@ -54,11 +57,12 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
 
 
 def newest_step(folder: Path) -> int:
-    """That of the newest checkpoint, whole or not; 0 where there is none."""
+    """Return the step of the newest checkpoint, whole or not; 0 if there is none."""
     return max((step for step, _ in _files(folder)), default=0)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the state that `save_checkpoint` was given."""
     from safetensors import safe_open
 
     with safe_open(str(path), framework="pt") as file:
@@ -68,14 +72,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """Step and file, newest first."""
+    """Return the step and the path of every checkpoint, newest first."""
     names = os.listdir(folder) if folder.is_dir() else []
-    found = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
-    return sorted(found, reverse=True)
+    files = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
+    return sorted(files, reverse=True)
 
 
 def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """As JSON. Tensors are put into `tensors` and named; dictionaries keep keys that are not texts, tuples stay tuples."""
+    """Return a value as JSON, and put its tensors into `tensors`; keys that are no texts, and tuples, stay what they are."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
@@ -103,7 +107,7 @@ def _decoded(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def plain_rates(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """Learning rates as numbers: on a GPU they are tensors that a captured step reads."""
+    """Return the state of an optimizer with learning rates as numbers: on a GPU they are tensors."""
     groups = [
         {**group, "lr": float(group["lr"]) if isinstance(group["lr"], torch.Tensor) else group["lr"]}
         for group in optimizer_state["param_groups"]

@@ -1,4 +1,4 @@
-"""RunConfig: everything that a training run depends on, typed. It is what a recipe becomes and what a run folder keeps."""
+"""RunConfig: everything that a training run depends on, typed. Recipes are parsed into it, and run folders keep it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, mod
 from sparsefw.config_base import KindName, Section
 from sparsefw.data.loaders import DataConfig
 from sparsefw.kinds import Kind, kind_of
-from sparsefw.methods import Method, method_from
+from sparsefw.methods import SGD, Method, method_from
 from sparsefw.train.schedule import Schedule
 
 
 class WeightsConfig(Section):
     """Weights to start from.
 
-    file         safetensors, or a .pth of which nothing but tensors is read
-    into         the part of the network they are of: "backbone" puts a classifier's into a PSPNet
-    leave_out    names that are not taken, such as "fc.*" where the file's classes are others
+    file         safetensors, or a .pth from which only tensors are read
+    into         the part of the network that they are loaded into: "backbone" for those of a classifier in a PSPNet
+    leave_out    names that are not loaded, such as "fc.*" where the classes of the file differ
     """
 
     file: Path
@@ -28,10 +28,10 @@ class WeightsConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which network. The number of classes and of input channels are the data's, unless `arguments` say otherwise.
+    """The network. The data give the numbers of classes and of input channels, unless `arguments` say otherwise.
 
-    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", or "package.module:function", which is given the
-                arguments alone
+    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", or "package.module:function", which is called with
+                the arguments only
     """
 
     name: str
@@ -40,12 +40,13 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    """How long and how fast.
+    """The length and the step sizes of a training.
 
-    lr, momentum     of every method; on what is unconstrained with weight_decay, by `rest`
-    rest, rest_lr    "sgd" or "adamw" for what is unconstrained, and its learning rate where it is another one
+    lr, momentum     of all weights
+    weight_decay     of the unconstrained weights
+    rest, rest_lr    optimizer of the unconstrained weights, "sgd" or "adamw", and its learning rate; None: lr
     mixup            alpha of the Beta distribution by which images are mixed in pairs; 0: not at all
-    ema              decay per step of an average of the weights, which is then what is evaluated and saved; None: no average
+    ema              decay per step of an average of the weights, which is evaluated and saved in their place; None: no average
     evaluate_every   epochs between evaluations on the validation images
     """
 
@@ -70,14 +71,14 @@ class TrainConfig(Section):
 
 
 class EngineConfig(Section):
-    """Where, in which precision and how fast. None: what is fastest and safe here.
+    """Where and in which precision a training runs. None: the fastest setting that is safe on the machine.
 
     device              "auto", "cpu", "cuda", "cuda:1"
     precision           "auto": bf16 on a GPU that has it, else fp32; "fp16" scales the loss
-    accumulate          parts into which a batch is cut, one after the other, where it does not fit into memory (batch norms
-                        see the parts, and the loss of label maps is the mean over parts of means over labelled pixels)
-    workers             processes that decode images of streamed sets
-    checkpoint_seconds  time between checkpoints; what a kill costs at most
+    accumulate          number of parts in which a batch is processed if it does not fit into memory (batch norms see single
+                        parts, and the loss of label maps is the mean over parts of means over labelled pixels)
+    workers             processes that decode the images of streamed data sets
+    checkpoint_seconds  time between checkpoints, which is the most that a kill costs
     """
 
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
@@ -92,7 +93,12 @@ class EngineConfig(Section):
 
 
 class CurveConfig(Section):
-    """What `sparsefw curve` looks at unless told otherwise: the kind (None: what the method prepares for), and the ratios."""
+    """The defaults of `sparsefw curve`.
+
+    kind          None: the kind that the method prepares the network for
+    at            ratios to remove
+    calibration   number of images
+    """
 
     kind: KindName | None = None
     at: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -106,9 +112,9 @@ class CurveConfig(Section):
 
 
 class ObserveConfig(Section):
-    """What else metrics.jsonl tells of every epoch, for those who study a training. It costs a little time.
+    """Further figures of every epoch, for those who study a training. They cost a little time.
 
-    distance    ||W - C(W)|| / ||W|| to the network without this fraction of what is to be removed
+    distance    ||W - C(W)|| / ||W||, where C removes this fraction of the curve's kind
     gradients   the norm of the batches' gradients, over all parameters, averaged over the epoch's steps
     """
 
@@ -121,7 +127,7 @@ def _method(values: Any, info: ValidationInfo) -> Method:
 
 
 class RunConfig(Section):
-    """One training run."""
+    """The configuration of one training run."""
 
     name: str
     seed: int = Field(default=0, ge=0)
@@ -144,37 +150,37 @@ class RunConfig(Section):
 
     @property
     def label(self) -> str:
-        """What the run is called in tables and figures."""
-        plain = self.method.name == "sgd" and self.train.rest == "adamw"
-        return "AdamW" if plain else self.method.label
+        """The name of the run in tables and figures."""
+        adamw_alone = isinstance(self.method, SGD) and self.train.rest == "adamw"
+        return "AdamW" if adamw_alone else self.method.label
 
     @property
     def curve_kind(self) -> Kind:
-        """What is removed after training, unless said otherwise: what the method prepares for."""
+        """The kind that is removed after training: that of the curve, or the one that the method prepares for."""
         return self.method.prepares if self.curve.kind is None else kind_of(self.curve.kind)
 
     def ratios(self, kind: Kind) -> tuple[float, ...]:
-        """How much of it `sparsefw curve` removes, unless said otherwise."""
+        """Return the ratios at which `sparsefw curve` removes this kind by default."""
         if kind.only_ratio is not None:
             return (kind.only_ratio,)
         return self.curve.at if kind == self.curve_kind else CurveConfig().at
 
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
-        if self.train.epochs < self.method.least_epochs:
+        if self.train.epochs < self.method.min_epochs:
             raise ValueError(
-                f"train.epochs={self.train.epochs}: {self.method.label} needs at least {self.method.least_epochs}"
+                f"train.epochs={self.train.epochs}: {self.method.label} needs at least {self.method.min_epochs}"
             )
         return self
 
     @model_validator(mode="after")
     def _average(self) -> Self:
-        if self.train.ema is not None and not self.method.averages:
+        if self.train.ema is not None and not self.method.allows_averaging:
             raise ValueError(
-                f"train.ema does not go with method.name={self.method.name}: an average of its weights is not what they are"
+                f"train.ema does not go with method.name={self.method.name}: the average of its weights lacks their structure"
             )
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As YAML and JSON keep it."""
+        """Return the configuration as plain values, for YAML and JSON."""
         return self.model_dump(mode="json")

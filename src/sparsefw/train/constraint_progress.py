@@ -1,21 +1,24 @@
-"""The constraint as a training sees it: how far it has come, and how far it is planned to come."""
+"""The progress of the constraint in a training: how far it has come, and how far it is planned to come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from sparsefw.optim import SFW, Horizon
+from sparsefw.runfolder.schema import ConstraintFigures
 
 
-def constraint_figures(optimizer: SFW) -> dict[str, float] | None:
-    """What metrics.jsonl keeps of it, over all constrained weights; None where none are. Reads the device."""
-    found = optimizer.progress()
-    return None if found is None else asdict(found)
+def constraint_figures(optimizer: SFW) -> ConstraintFigures | None:
+    """Return the figures over all constrained weights; None where none are constrained. Reads the device."""
+    progress = optimizer.progress()
+    return None if progress is None else ConstraintFigures(**asdict(progress))
 
 
 def planned_renewals(optimizer: SFW) -> float | None:
-    """How often the whole training is to renew its weights, groups counted by their size; None where a rule plans nothing."""
+    """Return how often the whole training is to renew its weights; None where a rule plans nothing.
+
+    It is the mean over the constrained groups, weighted by their size.
+    """
     constrained = [group for group in optimizer.param_groups if group["region"] is not None]
     rules = [group["rescale"] for group in constrained]
     if not rules or not all(isinstance(rule, Horizon) for rule in rules):
@@ -24,7 +27,11 @@ def planned_renewals(optimizer: SFW) -> float | None:
     return sum(size * rule.renewals for size, rule in zip(sizes, rules, strict=True)) / sum(sizes)
 
 
-def told(figures: Mapping[str, float], planned: float | None) -> str:
-    """ "renewed 1.2 of 3.0  decayed 43 %"."""
-    of = "" if planned is None else f" of {planned:.1f}"
-    return f"renewed {figures['renewed']:.1f}{of}  decayed {100 * figures['decayed']:.0f} %"
+def progress_text(figures: ConstraintFigures, planned: float | None) -> str:
+    """Return the figures in words.
+
+    >>> progress_text(ConstraintFigures(renewed=1.2, decayed=0.43), planned=3.0)
+    'renewed 1.2 of 3.0  decayed 43 %'
+    """
+    of_planned = "" if planned is None else f" of {planned:.1f}"
+    return f"renewed {figures.renewed:.1f}{of_planned}  decayed {100 * (figures.decayed or 0):.0f} %"

@@ -1,33 +1,35 @@
-"""What is going wrong with a training, judged by its epochs so far; and what to try next.
+"""Diagnoses a training by its epochs so far: what goes wrong, and which settings of its recipe to change.
 
-Pure: from records to records. What it says is said to someone who trains by recipes, so it names their settings.
+Pure: from records to records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-OFTEN = 0.5  # of the steps: weights that are replaced in every other one do not learn
-SOON = 0.2  # of the epochs, and at least FIRST of them: until then a training may have learned nothing
+from sparsefw.runfolder.schema import ConstraintFigures, EpochRecord
+
+OFTEN = 0.5  # share of the steps: weights that are replaced in every other step do not learn
+SOON = 0.2  # share of the epochs, and at least FIRST of them, in which a training may learn nothing
 FIRST = 2
-DEVIATIONS = 3  # of what guessing would reach on as many images, and at least one POINT of accuracy
+DEVIATIONS = 3  # standard deviations of guessing on as many images, and at least one POINT of accuracy
 POINT = 1.0
-LEARNED = 0.1  # of the first epoch's loss: what is gained beyond that is more than noise, and can be lost
-LOST = 0.5  # of what was gained
-FEW = 0.5  # of the renewals that were planned
+LEARNED = 0.1  # share of the first epoch's loss: a larger gain is more than noise, and can be lost
+LOST = 0.5  # share of that gain
+FEW = 0.5  # share of the planned renewals
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What a training sets out to do.
+    """What a training is meant to reach.
 
-    images     seen in an epoch
-    chance     accuracy in % of answering the most frequent class; None where the metric is no accuracy
+    images     in an epoch
+    chance     accuracy in % of always answering the most frequent class; None where the metric is not an accuracy
     renewals   planned; None where nothing is constrained, or the rule plans none
-    dials      the method's settings that can be changed
+    dials      settings of the method that can be changed
     """
 
     epochs: int
@@ -40,7 +42,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What training was like in an epoch: accuracy in %, of classifiers only; the constraint where it was looked at."""
+    """The training figures of an epoch: accuracy in %, of classifiers only; the constraint where it was measured."""
 
     number: int
     loss: float
@@ -52,30 +54,41 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Trouble:
+    """Something that goes wrong, in one sentence."""
+
     key: Literal["clamped", "chance", "relapse", "renewals"]
     text: str
 
 
-def epochs_of(rows: Iterable[Mapping[str, Any]]) -> list[Epoch]:
-    """The rows of metrics.jsonl."""
-    found = []
-    for row in rows:
-        train, constraint = row["train"], row.get("constraint", {})
-        figures = {key: constraint.get(key) for key in ("renewed", "decayed", "clamped")}
-        found.append(Epoch(row["epoch"], train["loss"], train.get("accuracy"), **figures))
-    return found
+def epochs_of(records: Iterable[EpochRecord]) -> list[Epoch]:
+    """Return the figures of recorded epochs."""
+    epochs = []
+    for record in records:
+        train = record.figures.train
+        constraint = record.figures.constraint or ConstraintFigures()
+        epochs.append(
+            Epoch(
+                number=record.epoch,
+                loss=train["loss"],
+                accuracy=train.get("accuracy"),
+                renewed=constraint.renewed,
+                decayed=constraint.decayed,
+                clamped=constraint.clamped,
+            )
+        )
+    return epochs
 
 
 def troubles(aim: Aim, history: Sequence[Epoch]) -> list[Trouble]:
-    """All that is wrong after these epochs: of a whole history, with the finished training."""
+    """Return everything that is wrong after these epochs; a finished training is also judged by its end."""
     if not history:
         return []
-    found = (_clamped(aim, history), _at_chance(aim, history), _relapsed(aim, history), _renewed(aim, history[-1]))
-    return [trouble for trouble in found if trouble is not None]
+    checks = (_clamped(aim, history), _at_chance(aim, history), _relapsed(aim, history), _renewed(aim, history[-1]))
+    return [trouble for trouble in checks if trouble is not None]
 
 
 def _clamped(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
-    """While it learns, a training is left alone: the paper's rule cuts steps until the learning rate has become small."""
+    """Check the share of steps cut at 1, unless the training learns: the paper's rule cuts steps until the rate is small."""
     share = next((epoch.clamped for epoch in reversed(history) if epoch.clamped is not None), 0.0)
     over = history[-1].number >= aim.epochs
     if share <= OFTEN or not (over or _learns_nothing(aim, history)):
@@ -100,7 +113,7 @@ def _at_chance(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
 
 
 def _learns_nothing(aim: Aim, history: Sequence[Epoch]) -> bool:
-    """By its accuracy, or where there is none, by its loss; no training is judged in its first epochs."""
+    """Judge by the accuracy, or by the loss where there is none; no training is judged in its first epochs."""
     last = history[-1]
     if last.number < min(max(FIRST, math.ceil(SOON * aim.epochs)), aim.epochs):
         return False
@@ -108,13 +121,13 @@ def _learns_nothing(aim: Aim, history: Sequence[Epoch]) -> bool:
         return last.loss >= (1 - LEARNED) * history[0].loss
     share = aim.chance / 100
     noise = 100 * DEVIATIONS * math.sqrt(share * (1 - share) / aim.images)
-    # Where nearly all images are of one class, or there are hardly any, half of the way to 100 % is enough.
+    # If nearly all images are of one class, or there are hardly any, half of the way to 100 % is enough.
     margin = min(max(noise, POINT), (100 - aim.chance) / 2)
     return last.accuracy <= aim.chance + margin and aim.chance < 100
 
 
 def _relapsed(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
-    """Two epochs in a row, so that one bad epoch at a large step size is none."""
+    """Check whether the loss of the last two epochs is far above the best one: a single bad epoch is no relapse."""
     if len(history) < 4:
         return None
     *before, last_but_one, last = history

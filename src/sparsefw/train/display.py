@@ -1,4 +1,4 @@
-"""What the user sees of a training: a live bar on a terminal, a line per epoch elsewhere, nothing where quiet."""
+"""Shows a training: by a live bar of rich on a terminal, by a line per epoch elsewhere, not at all where quiet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from sparsefw.train.constraint_progress import planned_renewals, told
+from sparsefw.runfolder.schema import EpochRecord
+from sparsefw.train.constraint_progress import planned_renewals, progress_text
 from sparsefw.train.diagnosis import Trouble
 
 if TYPE_CHECKING:
@@ -21,15 +22,17 @@ class Display:
     def __init__(self, title: str, quiet: bool, first: bool = True) -> None:
         """first: whether this is the first of several processes; the others are silent."""
         quiet = quiet or not first
-        self._title, self._first = title, first
+        self._title = title
+        self._first = first
         self._bar: Any = None
         self._live = not quiet and sys.stderr.isatty()
         self._lines = not quiet and not self._live
         self._last = 0.0
         self._mark = (0, 0.0)  # step and seconds at the last refresh
         self._rate = 0.0
-        self._validated, self._constraint = "", ""  # as the last epoch that was looked at had it
-        self._warned: set[str] = set()  # keys of the troubles that were told
+        self._validated = ""  # the validation metric when it was last measured
+        self._constraint = ""  # the progress of the constraint when it was last measured
+        self._warned: set[str] = set()  # keys of the troubles that were shown
 
     def __enter__(self) -> Display:
         if self._live:
@@ -47,19 +50,20 @@ class Display:
             self._bar.stop()
 
     def warn(self, trouble: Trouble) -> None:
-        """In one line that stays, once, also where the user asked for quiet."""
+        """Show a trouble in one line that stays, once, also where the user asked for quiet."""
         if trouble.key not in self._warned:
             self._warned.add(trouble.key)
             self.note(f"{self._title}: warning: {trouble.text}", warning=True)
 
     def note(self, text: str, warning: bool = False) -> None:
-        """A line that stays; a warning also where the user asked for quiet."""
+        """Show a line that stays; a warning also where the user asked for quiet."""
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         elif self._lines or (warning and self._first):
             print(text, file=sys.stderr, flush=True)
 
     def stepped(self, t: Training, lr: float) -> None:
+        """Move the bar."""
         now = time.monotonic()
         if self._bar is None or now - self._last < REFRESH:
             return
@@ -75,26 +79,33 @@ class Display:
         figures = t.task.metrics(t.sums.cpu())
         text = f"{self._rate:,.0f} images/s  loss {figures['loss']:.3f}  {t.task.metric} {figures[t.task.metric]:.1f}"
         eta = effective_step(t)
-        moved = "" if eta is None else f"  step size {eta:.1e}"
-        return f"{text}{self._validated}{self._constraint}  lr {lr:.4f}{moved}"
+        step_size = "" if eta is None else f"  step size {eta:.1e}"
+        return f"{text}{self._validated}{self._constraint}  lr {lr:.4f}{step_size}"
 
-    def epoch_ended(self, t: Training, row: dict[str, Any]) -> None:
+    def epoch_ended(self, t: Training, record: EpochRecord) -> None:
+        """Show the line of an epoch, or keep its figures for the bar."""
         metric = t.task.metric
-        constraint = f"  {told(row['constraint'], planned_renewals(t.optimizer))}" if "constraint" in row else ""
-        if "validation" in row:
-            self._validated = f"  validation {row['validation'][metric]:.1f}"
-        self._constraint = constraint or self._constraint
+        figures = record.figures
+        constraint = ""
+        if figures.constraint is not None:
+            constraint = f"  {progress_text(figures.constraint, planned_renewals(t.optimizer))}"
+            self._constraint = constraint
+        validation = ""
+        if figures.validation is not None:
+            validation = f"  validation {figures.validation[metric]:6.2f}"
+            self._validated = f"  validation {figures.validation[metric]:.1f}"
         if self._bar is not None:
             self._bar.update(self._row, total=t.steps, completed=t.step)
-        text = f"{self._title}  epoch {row['epoch']:>3}/{t.config.train.epochs}  {row['images_per_second']:>8,.0f} images/s"
-        text += f"  loss {row['train']['loss']:.4f}  {metric} {row['train'][metric]:6.2f}"
-        if "validation" in row:
-            text += f"  validation {row['validation'][metric]:6.2f}"
         if self._lines:
-            print(text + constraint, file=sys.stderr, flush=True)
+            place = f"epoch {record.epoch:>3}/{t.config.train.epochs}  {record.images_per_second:>8,.0f} images/s"
+            train = f"loss {figures.train['loss']:.4f}  {metric} {figures.train[metric]:6.2f}"
+            print(f"{self._title}  {place}  {train}{validation}{constraint}", file=sys.stderr, flush=True)
 
 
 def effective_step(t: Training) -> float | None:
-    """The mean over the constrained layers of eta, by which weights moved towards their vertices in the last step."""
-    found = t.optimizer.step_sizes()
-    return float(found.mean()) if found is not None else None
+    """Return the mean step size of the constrained layers in the last step; None where nothing is constrained.
+
+    The step size eta is the share of the way to its vertex that a weight moved.
+    """
+    sizes = t.optimizer.step_sizes()
+    return float(sizes.mean()) if sizes is not None else None

@@ -1,4 +1,4 @@
-"""Engine: device, precision, memory format, compilation, processes: what is fastest and safe where we are."""
+"""The engine of a training: device, precision, memory format, compilation and processes, as fast as is safe on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 
 from sparsefw.config_base import ConfigError
 from sparsefw.data.batches import Share
-from sparsefw.environment import cores
+from sparsefw.environment import usable_cores
 from sparsefw.models import MODELS
 from sparsefw.train.config import RunConfig
 
@@ -25,10 +25,14 @@ COMPILED_STEPS = 3000
 
 @dataclass(frozen=True)
 class Engine:
-    """What EngineConfig has become on this machine."""
+    """The settings of EngineConfig, decided for this machine.
+
+    precision   of the forward pass; weights are always float32
+    share       the place of this process among all processes
+    """
 
     device: torch.device
-    precision: torch.dtype  # of the forward pass; weights are always float32
+    precision: torch.dtype
     channels_last: bool
     compile: bool
     cuda_graph: bool
@@ -38,12 +42,14 @@ class Engine:
     share: Share
 
     def place(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device, in its memory format."""
         if self.sync_batchnorm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model = model.to(self.device)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
     def autocast(self) -> torch.autocast:
+        """Return the context in which a forward pass has the chosen precision."""
         return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
 
     def __str__(self) -> str:
@@ -54,7 +60,13 @@ class Engine:
 
 
 def engine_for(config: RunConfig, steps: int) -> Engine:
-    wanted, share = config.engine, join_processes(config.engine.device)
+    """Decide the engine of a training.
+
+    Args:
+        steps: the length of the training; short ones are not compiled.
+    """
+    wanted = config.engine
+    share = join_processes(wanted.device)
     if share.world > 1 and ":" in wanted.device:
         raise ConfigError(
             f"engine.device={wanted.device}: several processes need a device each; take cuda, cpu or auto"
@@ -67,25 +79,25 @@ def engine_for(config: RunConfig, steps: int) -> Engine:
             f"times engine.accumulate={wanted.accumulate}"
         )
     precision = _precision(wanted.precision, device)
-    ours = config.model.name in MODELS  # of other networks it is not known that they can be captured or compiled
-    hindrance = _hindrance(config, on_gpu, share.world, precision)
-    if wanted.cuda_graph and hindrance:
-        raise ConfigError(f"engine.cuda_graph=true needs {hindrance}")
+    ours = config.model.name in MODELS  # other networks may not allow to be captured or compiled
+    missing = _missing_for_cuda_graph(config, on_gpu, share.world, precision)
+    if wanted.cuda_graph and missing is not None:
+        raise ConfigError(f"engine.cuda_graph=true needs {missing}")
     return Engine(
         device=device,
         precision=precision,
         channels_last=on_gpu if wanted.channels_last is None else wanted.channels_last,
         compile=on_gpu and ours and steps >= COMPILED_STEPS if wanted.compile is None else wanted.compile,
-        cuda_graph=hindrance is None and ours if wanted.cuda_graph is None else wanted.cuda_graph,
+        cuda_graph=missing is None and ours if wanted.cuda_graph is None else wanted.cuda_graph,
         sync_batchnorm=_sync(wanted.sync_batchnorm, on_gpu, share.world),
         accumulate=wanted.accumulate,
-        workers=min(8, max(1, cores() // share.world)) if wanted.workers is None else wanted.workers,
+        workers=min(8, max(1, usable_cores() // share.world)) if wanted.workers is None else wanted.workers,
         share=share,
     )
 
 
-def _hindrance(config: RunConfig, on_gpu: bool, world: int, precision: torch.dtype) -> str | None:
-    """What is missing to capture whole steps in a CUDA graph; None where nothing is."""
+def _missing_for_cuda_graph(config: RunConfig, on_gpu: bool, world: int, precision: torch.dtype) -> str | None:
+    """Return what is missing to capture whole steps in a CUDA graph; None if nothing is."""
     if not on_gpu:
         return "a CUDA device"
     if world > 1:
@@ -97,7 +109,7 @@ def _hindrance(config: RunConfig, on_gpu: bool, world: int, precision: torch.dty
 
 
 def join_processes(device: str) -> Share:
-    """This process's place in the job that torchrun started; alone where there is none."""
+    """Join the job that torchrun started, and return this process's place in it; alone without torchrun."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1 and not distributed.is_initialized():
         on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -109,10 +121,11 @@ def join_processes(device: str) -> Share:
 
 @contextmanager
 def processes(device: str) -> Iterator[Share]:
-    """This process's place in the job, which is left in the end: gloo's threads abort a process that ends with them at work.
+    """Join the job for the length of a block, and leave it in the end: gloo's running threads abort a process that exits.
 
-    Whoever lets go of the group last ends its threads. A wrapped network must not be the one: it waits for them and keeps
-    Python's lock, for which they may wait themselves. So networks are let go before, those of an error's frames too.
+    The last reference to the process group ends its threads. A wrapped network must not hold that reference: it would wait for
+    the threads while it holds Python's lock, for which they may wait themselves. So networks are freed before, also those in the
+    frames of an error.
     """
     joined_before = distributed.is_initialized()
     try:
@@ -131,7 +144,7 @@ T = TypeVar("T")
 
 
 def on_first(share: Share, action: Callable[[], T]) -> T:
-    """What `action` returns in the first process, in all of them. What it raises there, all raise: nobody waits in vain."""
+    """Run `action` in the first process; all processes return its value, or raise its error, so that none waits in vain."""
     outcome: list[Any] = [None, None]
     if share.rank == 0:
         try:
@@ -148,7 +161,7 @@ def on_first(share: Share, action: Callable[[], T]) -> T:
 
 
 def any_process(engine: Engine, *flags: bool) -> list[bool]:
-    """Which of the flags are up in at least one process. All must call this at the same step."""
+    """Return which of the flags are set in at least one process. All processes must call this at the same step."""
     if engine.share.world == 1:
         return list(flags)
     raised = torch.tensor(flags, dtype=torch.int32, device=engine.device)
@@ -157,12 +170,12 @@ def any_process(engine: Engine, *flags: bool) -> list[bool]:
 
 
 def of_all_processes(engine: Engine, tensor: Tensor) -> Tensor:
-    """(processes, ...): the tensor of every process. All must call this at the same step."""
+    """Return the tensors of all processes, stacked. All processes must call this at the same step."""
     if engine.share.world == 1:
         return tensor[None]
-    found = [torch.empty_like(tensor) for _ in range(engine.share.world)]
-    distributed.all_gather(found, tensor)
-    return torch.stack(found)
+    tensors = [torch.empty_like(tensor) for _ in range(engine.share.world)]
+    distributed.all_gather(tensors, tensor)
+    return torch.stack(tensors)
 
 
 def _device(wanted: str) -> torch.device:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefw.atomic_io import write_json
 from sparsefw.compression import Curve, compress, curve
-from sparsefw.compression.compressing import Compressed
+from sparsefw.compression.compressed import Compressed
+from sparsefw.compression.cost import Costs
+from sparsefw.compression.target import Target
 from sparsefw.config_base import ConfigError
 from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
+from sparsefw.runfolder import Split
+from sparsefw.runfolder.schema import CurvePoint, CurveRecord, CurveSettings, Size
 from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import evaluate
 from sparsefw.train.tasks import Task, task_for
 
-SPLITS = ("test", "validation")
-HOW = ("score", "allocation", "refit")  # written beside a curve: what else its figures depend on
+RECORDED = ("score", "allocation", "refit")  # arguments of a curve that are recorded with it
 
 
 @dataclass(frozen=True)
-class Study:
+class TrainedRun:
     """The trained network of a run folder, and the images to calibrate and evaluate it on."""
 
     folder: RunFolder
@@ -38,15 +40,21 @@ class Study:
     engine: Engine
 
     @classmethod
-    def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> Study:
+    def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> TrainedRun:
+        """Open a run folder whose training is over.
+
+        Args:
+            data_folder: None: the one that the run was trained on.
+            trust: whether a network that the user's own code makes may be built, which runs that code.
+        """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("curves and compression run in one process: without torchrun")
         folder = RunFolder(path)
         config = folder.config
         model, _ = folder.load_model(trust)
-        # Of what the training ran on, only the readers matter here: a run of a GPU is compressed on a CPU, too.
-        here = EngineConfig(device=device, workers=config.engine.workers)
-        engine = engine_for(config.model_copy(update={"engine": here}), 0)
+        # Of the engine of the training only the workers matter here: a run of a GPU is compressed on a CPU, too.
+        engine_config = EngineConfig(device=device, workers=config.engine.workers)
+        engine = engine_for(config.model_copy(update={"engine": engine_config}), 0)
         data = open_data(
             config.data,
             folder.data if data_folder is None else data_folder,
@@ -59,19 +67,21 @@ class Study:
         return cls(folder, config, engine.place(model), data, task, engine)
 
     def calibration(self, images: int) -> Iterable[Tensor]:
+        """Return batches of this many training images, without labels."""
         return self.data.train.sample(images)
 
-    def metrics(self, model: nn.Module, split: str = "test") -> dict[str, float]:
-        part = self.data.test if split == "test" else self.data.validation
-        if split not in SPLITS:
-            raise ConfigError(f"split={split!r}: there are {', '.join(SPLITS)}")
+    def metrics(self, model: nn.Module, split: str = Split.TEST) -> dict[str, float]:
+        """Evaluate a model on the test or the validation images; ConfigError if the run has none."""
+        if split not in list(Split):
+            raise ConfigError(f"split={split!r}: there are {', '.join(Split)}")
+        part = self.data.test if split == Split.TEST else self.data.validation
         if part is None:
-            why = "was trained with data.validation=0" if split == "validation" else "has no test images"
-            raise ConfigError(f"{self.folder.path} {why}: there is no {split} split to evaluate on")
+            reason = "was trained with data.validation=0" if split == Split.VALIDATION else "has no test images"
+            raise ConfigError(f"{self.folder.path} {reason}: there is no {split} split to evaluate on")
         return evaluate(model, part, self.task, self.engine)
 
-    def metric(self, split: str = "test") -> Callable[[nn.Module], float]:
-        """A model's figure of merit, in percent."""
+    def metric(self, split: str = Split.TEST) -> Callable[[nn.Module], float]:
+        """Return the function that computes a model's figure of merit, in percent."""
         return lambda model: self.metrics(model, split)[self.task.metric]
 
     def curve(
@@ -79,13 +89,18 @@ class Study:
         kind: Kind | str | None = None,
         at: Sequence[float] | None = None,
         form: str = "removed",
-        split: str = "test",
+        split: str = Split.TEST,
         **how: Any,
     ) -> Curve:
-        """Accuracy against ratio; written to the run folder's curves/."""
+        """Compute a curve, accuracy against ratio, and write it into the run folder.
+
+        Args:
+            kind, at: None: those of the configuration.
+            how: further arguments of `sparsefw.curve`; calibration is the number of images here.
+        """
         kind = self.config.curve_kind if kind is None else kind_of(kind)
         images = how.pop("calibration", None) or self.config.curve.calibration
-        found = curve(
+        measured = curve(
             self.model,
             kind,
             list(self.config.ratios(kind) if at is None else at),
@@ -94,17 +109,46 @@ class Study:
             evaluate=self.metric(split),
             **how,
         )
-        measured = {"metric": self.task.metric, "split": split, "calibration": images}
-        record = {**found.to_json(), **measured, **{key: how[key] for key in HOW if key in how}}
-        where = (
-            "curves" if split == "test" else f"curves-{split}"
-        )  # what was chosen by is never mixed with what is reported
-        write_json(self.folder.path / where / f"{kind.name}-{form}.json", record)
-        return found
+        settings = CurveSettings(calibration=images, **{name: how[name] for name in RECORDED if name in how})
+        self.folder.writer.curve(curve_record(measured, self.task.metric, split, settings))
+        return measured
 
     def compress(self, calibration: int | None = None, **how: Any) -> Compressed:
-        """A smaller network. What a target drop= may fall is measured on the validation images, never on the test images."""
+        """Make a smaller network. A target drop= is met on the validation images, never on the test images.
+
+        Args:
+            calibration: number of images; None: that of the configuration.
+            how: further arguments of `sparsefw.compress`.
+        """
         target = how.get("target")
-        if isinstance(target, str) and target.startswith("drop"):
-            how["evaluate"] = self.metric("validation")
+        if target is not None and Target.parse(target).metric == "drop":
+            how["evaluate"] = self.metric(Split.VALIDATION)
         return compress(self.model, calibration=self.calibration(calibration or self.config.curve.calibration), **how)
+
+
+def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings) -> CurveRecord:
+    """Return a curve as the run folder keeps it."""
+    points = tuple(
+        CurvePoint(
+            ratio=point.ratio,
+            plain=point.plain,
+            refit=point.refit,
+            size=_size(point.costs, point.milliseconds),
+            distance=point.distance,
+        )
+        for point in measured.points
+    )
+    return CurveRecord(
+        kind=measured.kind,
+        form=measured.form,
+        metric=metric,
+        split=split,
+        settings=settings,
+        dense=measured.dense,
+        size=_size(measured.dense_costs, measured.dense_milliseconds),
+        points=points,
+    )
+
+
+def _size(costs: Costs | None, milliseconds: float | None) -> Size:
+    return Size(milliseconds=milliseconds) if costs is None else Size(**asdict(costs), milliseconds=milliseconds)

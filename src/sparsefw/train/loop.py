@@ -1,7 +1,7 @@
 """The training loop.
 
-Randomness has no state: the order of the images, their augmentation, the mixing of images and the numbers that a network draws
-itself (dropout) are functions of the seed and the step. So a run that was killed goes on as if it had not been.
+Randomness has no state: the order of the images, their augmentation, the mixing of images and the numbers that a network itself
+draws (dropout) are functions of the seed and the step. So a run that is killed and resumed computes what it would have computed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from torch.nn import functional
 from sparsefw.compression import compress, recalibrate
 from sparsefw.compression.curves import distance
 from sparsefw.compression.recovery.batchnorm import has_batch_norm
-from sparsefw.data.batches import Part, generator
+from sparsefw.data.batches import DataPart, generator
 from sparsefw.data.loaders import Data
 from sparsefw.methods import Batch
 from sparsefw.optim import SFW
+from sparsefw.runfolder.schema import EpochFigures, ObservedFigures
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
@@ -37,7 +38,12 @@ CALIBRATION = 2048  # training images on which BatchNorm statistics are recomput
 
 @dataclass
 class Training:
-    """A training under way. `state` is all of it that changes."""
+    """A training under way. `state` returns everything that changes in it.
+
+    regions    which layer is constrained to which region, one line each
+    norms      sum of the gradient norms of the epoch so far, where they are observed
+    sums       sums of the task's metrics over the epoch so far
+    """
 
     config: RunConfig
     engine: Engine
@@ -49,11 +55,11 @@ class Training:
     average: Average | None
     advance: Callable[[Batch], Tensor]
     rates: Rates
-    regions: str = ""  # which layer got which
+    regions: str = ""
     step: int = 0
     clock: Clock = field(default_factory=lambda: Clock())
-    norms: Tensor | None = None  # of the gradients of the epoch so far, where they are observed
-    sums: Tensor = field(init=False)  # of the epoch so far
+    norms: Tensor | None = None
+    sums: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
@@ -68,11 +74,11 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """Epochs that have ended."""
+        """The number of epochs that have ended."""
         return self.step // self.steps_per_epoch
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint. Weights and momenta are the same in all processes, the metrics of the epoch so far are not."""
+        """Return the content of a checkpoint. Weights and momenta are the same in all processes, metrics so far are not."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": plain_rates(self.optimizer.state_dict()),
@@ -85,24 +91,27 @@ class Training:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restore the content of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # empty where the precision was one that needs none
+        if state["scaler"]:  # empty where the precision needs no scaling
             self.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load(state["average"])
-        sums, share = state["sums"], self.engine.share
+        sums = state["sums"]
+        share = self.engine.share
         if len(sums) == share.world:
             self.sums.copy_(sums[share.rank])
         elif share.rank == 0:  # the number of processes has changed: only the total matters
             self.sums.copy_(sums.sum(0))
         if self.norms is not None:
             self.norms.copy_(state["norms"])
-        self.step, self.clock = state["step"], Clock(state["seconds"])
+        self.step = state["step"]
+        self.clock = Clock(state["seconds"])
 
 
 class Rates:
-    """The learning rates of an optimizer, scaled together by the schedule. On a GPU, tensors that captured steps read."""
+    """The learning rates of an optimizer, scaled together by the schedule; on a GPU, tensors that captured steps read."""
 
     def __init__(self, optimizer: SFW, device: torch.device) -> None:
         self._optimizer = optimizer
@@ -111,7 +120,7 @@ class Rates:
         self._tensors = {lr: torch.tensor(lr, device=device) for lr in self._base} if on_gpu else None
 
     def scale(self, factor: float) -> float:
-        """Set all to `factor` of what they were in the beginning; returns the first, for show."""
+        """Set all rates to `factor` times their initial values, and return the first one, for display."""
         for base, tensor in (self._tensors or {}).items():
             tensor.fill_(base * factor)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
@@ -120,16 +129,18 @@ class Rates:
 
 
 class Clock:
-    """Seconds spent in training steps; evaluations and files stop it."""
+    """Counts the seconds spent in training steps; it is stopped during evaluations and while files are written."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds, self._since = seconds, 0.0
+        self._seconds = seconds
+        self._since = 0.0  # 0 while it is stopped
 
     def start(self) -> None:
         self._since = time.perf_counter()
 
     def stop(self) -> None:
-        self._seconds, self._since = self.seconds(), 0.0
+        self._seconds = self.seconds()
+        self._since = 0.0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -144,19 +155,24 @@ class Clock:
 
 
 class Watcher(ABC):
-    """What happens beside the training: display, metrics, checkpoints."""
+    """Follows a training: display, metrics, checkpoints."""
 
     @abstractmethod
-    def stepped(self, training: Training, lr: float) -> None: ...
+    def stepped(self, training: Training, lr: float) -> None:
+        """Called after every step but the last one of an epoch."""
 
     @abstractmethod
-    def epoch_ended(self, training: Training, lr: float, figures: dict[str, dict[str, float]]) -> None: ...
+    def epoch_ended(self, training: Training, lr: float, figures: EpochFigures) -> None:
+        """Called after the last step of an epoch."""
 
 
 def train(training: Training, watcher: Watcher) -> None:
-    """All epochs that are left."""
-    t, config = training, training.config
-    method, schedule, share = config.method, config.train.schedule, t.engine.share
+    """Run all epochs that are left."""
+    t = training
+    config = training.config
+    method = config.method
+    schedule = config.train.schedule
+    share = t.engine.share
     t.model.train()
     while t.step < t.steps:
         epoch, start = divmod(t.step, t.steps_per_epoch)
@@ -166,7 +182,7 @@ def train(training: Training, watcher: Watcher) -> None:
             lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
             t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
             t.step += 1
-            if t.step % t.steps_per_epoch:  # what the end of an epoch does belongs to its last step
+            if t.step % t.steps_per_epoch:  # the last step of an epoch is followed by epoch_ended instead
                 watcher.stepped(t, lr)
         synchronise(t.engine.device)
         t.clock.stop()
@@ -175,51 +191,53 @@ def train(training: Training, watcher: Watcher) -> None:
         watcher.epoch_ended(t, lr, epoch_figures(t))
 
 
-def epoch_figures(training: Training) -> dict[str, dict[str, float]]:
-    """Metrics of the epoch that has ended, over all processes: "train"; where they are due, "validation" and "constraint"."""
-    t, sums = training, training.sums.clone()
+def epoch_figures(training: Training) -> EpochFigures:
+    """Return the metrics of the epoch that has ended, over all processes; validation and constraint where they are due."""
+    t = training
+    sums = training.sums.clone()
     t.sums.zero_()
     if t.engine.share.world > 1:
         distributed.all_reduce(sums)
-    figures = {"train": t.task.metrics(sums.cpu())}
+    train_metrics = t.task.metrics(sums.cpu())
     due = t.epoch % t.config.train.evaluate_every == 0 or t.step == t.steps
+    validation = None
     if due and t.data.validation is not None:
-        figures["validation"] = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
-    if due and (constraint := constraint_figures(t.optimizer)) is not None:
-        figures["constraint"] = constraint
-    if observed := observations(t):
-        figures["observed"] = observed
-    return figures
+        validation = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
+    constraint = constraint_figures(t.optimizer) if due else None
+    return EpochFigures(train_metrics, validation, constraint, observations(t))
 
 
-def observations(training: Training) -> dict[str, float]:
-    """What the configuration asks to observe, of the epoch that has ended."""
-    t, found = training, dict[str, float]()
+def observations(training: Training) -> ObservedFigures | None:
+    """Return what the configuration asks to observe in the epoch that has ended; None where it asks for nothing."""
+    t = training
+    gradient_norm = None
     if t.norms is not None:
-        found["gradient_norm"] = float(t.norms) / t.steps_per_epoch
+        gradient_norm = float(t.norms) / t.steps_per_epoch
         t.norms.zero_()
-    if (ratio := t.config.observe.distance) is not None:
-        kind = t.config.curve_kind
-        example = torch.zeros((2, *t.data.shape), device=t.engine.device)
-        form = "masked" if kind.of_channels else "removed"
-        small = compress(t.model, example=example, progress=False, form=form, **kind.request(ratio))
-        found["distance"] = distance(t.model, small.model)
-    return found
+    ratio = t.config.observe.distance
+    if ratio is None:
+        return None if gradient_norm is None else ObservedFigures(gradient_norm)
+    kind = t.config.curve_kind
+    example = torch.zeros((2, *t.data.shape), device=t.engine.device)
+    form = "masked" if kind.of_channels else "removed"
+    small = compress(t.model, example=example, progress=False, form=form, **kind.request(ratio))
+    return ObservedFigures(gradient_norm, distance(t.model, small.model))
 
 
 def mixed(batch: Batch, config: RunConfig, classes: int, step: int) -> Batch:
-    """mixup: every image and its label blended with its neighbour's (Zhang et al., arXiv:1710.09412)."""
+    """Blend every image and its label with those of its neighbour: mixup (Zhang et al., arXiv:1710.09412)."""
     if not config.train.mixup:
         return batch
     share = float(generator("mixup", config.seed, step).beta(config.train.mixup, config.train.mixup))
     labels = functional.one_hot(batch.targets, classes).float()
-    return Batch(torch.lerp(batch.inputs.roll(1, 0), batch.inputs, share), torch.lerp(labels.roll(1, 0), labels, share))
+    inputs = torch.lerp(batch.inputs.roll(1, 0), batch.inputs, share)
+    return Batch(inputs, torch.lerp(labels.roll(1, 0), labels, share))
 
 
 def evaluated_model(training: Training, calibration: int = CALIBRATION) -> nn.Module:
-    """The network as it is evaluated and saved: a copy, averaged where asked for, its BatchNorm statistics those of the weights.
+    """Return the network as it is evaluated and saved: a copy, averaged where asked for, with recomputed BatchNorm statistics.
 
-    Running averages lag behind weights that move as fast as those of Frank-Wolfe steps.
+    Running averages of the statistics lag behind weights that move as fast as those of Frank-Wolfe steps.
     """
     model = copy.deepcopy(training.model)
     if training.average is not None:
@@ -231,8 +249,8 @@ def evaluated_model(training: Training, calibration: int = CALIBRATION) -> nn.Mo
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, part: Part, task: Task, engine: Engine) -> dict[str, float]:
-    """Metrics over all images of a part; every process does its share, and all get the same figures."""
+def evaluate(model: nn.Module, part: DataPart, task: Task, engine: Engine) -> dict[str, float]:
+    """Return the metrics over all images of a part; every process evaluates its share, and all get the same figures."""
     model.eval()
     total = torch.zeros(task.size(), dtype=torch.float64, device=engine.device)
     for batch in part.evaluation():
@@ -244,5 +262,6 @@ def evaluate(model: nn.Module, part: Part, task: Task, engine: Engine) -> dict[s
 
 
 def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has done all of its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

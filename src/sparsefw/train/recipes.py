@@ -1,6 +1,6 @@
 """Recipes: complete experiments as YAML.
 
-A file states what its variants share; each variant adds its method (and whatever else differs). The recipe
+A file states what its variants share; each variant adds its method and whatever else differs. The recipe
 "cifar10-resnet18-filters" is the variant `filters` of cifar10-resnet18.yaml; a file without variants is one recipe.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from sparsefw.config_base import ConfigError, nested, parse
+from sparsefw.config_base import ConfigError, nest, parse
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
@@ -24,61 +24,57 @@ SHIPPED = resources.files("sparsefw") / "recipes"
 
 
 def recipe_names() -> dict[str, str]:
-    """Every shipped recipe and what it is about."""
-    found = {}
-    for file in sorted(SHIPPED.iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".yaml"):
-            for name, values in _variants(
-                read_yaml(file.read_text(), file.name), file.name.removesuffix(".yaml")
-            ).items():
-                found[name] = f"{values.get('about', '')}; {_in_words(values['method'])}"
-    return found
+    """Return every shipped recipe with a description."""
+    described = {}
+    for file in sorted(SHIPPED.iterdir(), key=lambda file: file.name):
+        if not file.name.endswith(".yaml"):
+            continue
+        variants = _variants(read_yaml(file.read_text(), file.name), file.name.removesuffix(".yaml"))
+        for name, values in variants.items():
+            described[name] = f"{values.get('about', '')}; {_method_text(values['method'])}"
+    return described
 
 
-def _in_words(method: dict[str, Any]) -> str:
-    """ "sparsefw filters k=0.2 w=20" """
+def _method_text(method: dict[str, Any]) -> str:
+    """Return a method in words, such as "sparsefw filters k=0.2 w=20"."""
     settings = [f"{key}={value}" for key, value in method.items() if key not in ("name", "kind")]
     return " ".join([method["name"], *([method["kind"]] if "kind" in method else []), *settings])
 
 
 def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
-    """The configuration of a shipped recipe or of a YAML file, with `changes` such as "train.epochs=5" applied.
+    """Return the configuration of a shipped recipe or of a YAML file.
 
-    With another method it has another name, so that runs of several methods lie beside each other.
+    With another method it gets another name, so that runs of several methods get folders beside each other.
+
+    Args:
+        changes: settings such as "train.epochs=5", whose values are YAML.
+        fields: parts of the configuration to replace, such as seed=1; None leaves a part as it is.
     """
     values = _values(name)
-    before = values.get("method")
+    method_before = values.get("method")
     values.pop("about", None)
     values = merged(values, {key: value for key, value in fields.items() if value is not None})
-    asked: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for change in changes:
-        asked = merged(asked, _change(change))
-    values = merged(values, asked)
-    if not (asked.get("name") or fields.get("name")):
-        values["name"] = _name_with(values, before)
+        changed = merged(changed, _change(change))
+    values = merged(values, changed)
+    if not (changed.get("name") or fields.get("name")):
+        values["name"] = _name_with_method(values, method_before)
     return parse(RunConfig, values, f"recipe {name}")
 
 
-def _name_with(values: dict[str, Any], before: Any) -> Any:
-    """ "digits-resnet-ssl" for digits-resnet-sgd with the method ssl; the name as it is where the method is that of before."""
-    name, method = values.get("name"), values.get("method")
-    if not (isinstance(name, str) and isinstance(method, dict) and isinstance(before, dict)):
-        return name  # a mistake, which parsing tells
-    if method.get("name") == before.get("name"):
+def _name_with_method(values: dict[str, Any], method_before: Any) -> Any:
+    """Return "digits-resnet-ssl" for digits-resnet-sgd with the method ssl; the name unchanged for the same method."""
+    name = values.get("name")
+    method = values.get("method")
+    if not (isinstance(name, str) and isinstance(method, dict) and isinstance(method_before, dict)):
+        return name  # a mistake, which parsing reports
+    if method.get("name") == method_before.get("name"):
         return name
     words = name.split("-")
     stems = ("-".join(words[:count]) for count in range(len(words) - 1, 0, -1))
     stem = next((stem for stem in stems if (SHIPPED / f"{stem}.yaml").is_file()), name)
     return f"{stem}-{str(method.get('name')).rpartition(':')[2].lower()}"
-
-
-def read_config(path: Path) -> RunConfig:
-    """The configuration that a run folder keeps. Its method may be somebody's own: its code is not needed, and not run."""
-    return parse(RunConfig, read_yaml(path.read_text(), str(path)), str(path), foreign=True)
-
-
-def write_config(config: RunConfig) -> str:
-    return yaml.safe_dump(config.plain(), sort_keys=False)
 
 
 def _values(name: str) -> dict[str, Any]:
@@ -103,6 +99,7 @@ def _values(name: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
+    """Parse a YAML table; ConfigError of one line that names the place, `where` and the line, if it is none."""
     try:
         values = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
@@ -116,12 +113,12 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
-    """A grid asks for the same recipe a hundred times."""
+    """Parse YAML once per text: a grid asks for the same recipe a hundred times."""
     return yaml.load(text, Loader=_Loader)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 5e-4 is a number, 2:4 is none (but 124, to the base of 60), equal keys are a mistake."""
+    """YAML as people expect it: 5e-4 is a number, 2:4 is not (YAML 1.1 reads 124, in base 60), a repeated key is a mistake."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  (its own copy: the class of all SafeLoaders stays as it is)
         first: [
@@ -132,10 +129,9 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {twice[0]!r} stands there twice", node.start_mark
-            )
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated[0]!r} is repeated", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -158,16 +154,13 @@ def _variants(values: dict[str, Any], stem: str) -> dict[str, dict[str, Any]]:
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged key by key; anything else is replaced. A method or model of another name brings its own settings."""
+    """Merge tables key by key, and replace anything else. A method or model of another name drops the old settings."""
     result = dict(values)
     for key, value in changes.items():
         old = result.get(key)
-        if (
-            isinstance(value, dict)
-            and isinstance(old, dict)
-            and not (key in ("method", "model") and _renames(old, value))
-        ):
-            value = merged(old, value)
+        if isinstance(value, dict) and isinstance(old, dict):
+            replaces = key in ("method", "model") and _renames(old, value)
+            value = value if replaces else merged(old, value)
         result[key] = value
     return result
 
@@ -177,7 +170,7 @@ def _renames(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _change(text: str) -> dict[str, Any]:
-    """ "train.epochs=5" as {"train": {"epochs": 5}}; the value is YAML."""
+    """Parse "train.epochs=5" into {"train": {"epochs": 5}}; the value is YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip(" ."):
         raise ConfigError(f"--set {text!r}: must be KEY=VALUE, such as train.epochs=5")
@@ -185,4 +178,4 @@ def _change(text: str) -> dict[str, Any]:
         parsed = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {text!r}: the value is not YAML") from None
-    return nested(key.strip(), parsed)
+    return nest(key.strip(), parsed)

@@ -1,4 +1,4 @@
-"""fit: from a configuration to a finished run folder; the same call goes on where a killed one ended."""
+"""Trains: `fit` makes a finished run folder from a configuration; after a kill, the same call resumes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from sparsefw.errors import Diverged
 from sparsefw.methods import OptimizerSettings
 from sparsefw.models import MODELS, build, load_weights
 from sparsefw.optim import NonFiniteGradientError, SFWWarning
+from sparsefw.runfolder.parse import parse_spectra
+from sparsefw.runfolder.read import read_epochs
+from sparsefw.runfolder.schema import ResultRecord, RetrainingPhase, SweepJob
 from sparsefw.text import first_line
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
@@ -26,12 +29,13 @@ from sparsefw.train.config import RunConfig
 from sparsefw.train.diagnosis import epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
+from sparsefw.train.facts import environment_record, run_facts
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.log import check_trackers, read_metrics
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, train
 from sparsefw.train.recorder import Judge, Recorder, aim_of
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
+from sparsefw.train.trackers import check_trackers
 
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
 
@@ -43,18 +47,34 @@ def fit(
     *,
     quiet: bool = False,
     judge: Judge | None = None,
+    phase: RetrainingPhase | None = None,
+    job: SweepJob | None = None,
 ) -> dict[str, Any]:
-    """Train as `config` says into the folder `path`, or go on with what lies there. Returns the final metrics.
+    """Train a configuration into a run folder, or resume the run that is there.
 
-    judge: called after every epoch; what it raises ends the training.
+    Args:
+        judge: called after every epoch; what it raises ends the training.
+        phase: of the retraining that makes the run; recorded in its folder.
+        job: of the sweep that makes the run; recorded in its folder.
+
+    Returns:
+        The final metrics, as in result.json.
     """
     with processes(config.engine.device) as share:
-        return _fit(config, RunFolder(path), data_folder, share, quiet, judge)
+        # A function of its own: when it returns, its network is gone, as `processes` requires.
+        return _fit(config, RunFolder(path), data_folder, share, quiet, judge, phase, job).to_json()
 
 
 def _fit(
-    config: RunConfig, folder: RunFolder, data_folder: Path | None, share: Share, quiet: bool, judge: Judge | None
-) -> dict[str, Any]:
+    config: RunConfig,
+    folder: RunFolder,
+    data_folder: Path | None,
+    share: Share,
+    quiet: bool,
+    judge: Judge | None,
+    phase: RetrainingPhase | None,
+    job: SweepJob | None,
+) -> ResultRecord:
     with ExitStack() as claimed:
         finished = on_first(share, lambda: _claim(folder, config, claimed))
         if finished is not None:
@@ -62,41 +82,43 @@ def _fit(
         check_trackers(config)
         with Display(config.name, quiet, share.rank == 0) as display:
             training = prepare(config, data_folder, display)
-            on_first(share, lambda: folder.begin(config, training.regions, data_folder))
+            facts = run_facts(config, training.task.metric, phase, job)
+            on_first(share, lambda: folder.begin(config, facts, environment_record(data_folder), training.regions))
             _resume(training, folder, display)
             with Recorder(folder, training, display, judge) as watcher:
                 _train(training, watcher)
-            result = _final(training, folder)
-            if result["skipped_images"]:
-                display.note(f"{result['skipped_images']} corrupt images were left out", warning=True)
+            result = _finish(training, folder)
+            if result.skipped_images:
+                display.note(f"{result.skipped_images} corrupt images were left out", warning=True)
             return result
 
 
 def _train(training: Training, watcher: Watcher) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SFWWarning)  # it warns of single layers; trouble.py judges the whole
+            warnings.simplefilter("ignore", SFWWarning)  # it warns of single layers; diagnosis.py judges the whole
             train(training, watcher)
     except NonFiniteGradientError as error:
-        smaller = "a smaller train.lr" + " or method.strength" * hasattr(training.config.method, "strength")
-        where = f"by step {training.step} of {training.steps}"
+        advice = "a smaller train.lr" + " or method.strength" * hasattr(training.config.method, "strength")
+        place = f"by step {training.step} of {training.steps}"
         raise Diverged(
-            f"{where}: the training diverged, non-finite gradient in {error.where}; {smaller} may help"
+            f"{place}: the training diverged, non-finite gradient in {error.where}; {advice} may help"
         ) from error
 
 
-def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> dict[str, Any] | None:
-    """Lock the folder, and see that it is empty or holds this very run; the result of one that is over."""
+def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> ResultRecord | None:
+    """Lock the folder, check that it is empty or holds this very run, and return the result if that is over."""
     claimed.enter_context(folder.locked())
     folder.check(config)
-    if folder.result is not None:
-        folder.forget_checkpoints()  # a kill may have come before that
-    return folder.result
+    result = folder.result
+    if result is not None:
+        folder.forget_checkpoints()  # a kill may have prevented that
+    return result
 
 
 def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Training:
-    """Data, network and optimizer, at step 0."""
-    # Whether to compile depends on the number of steps, that on the data, and that on the device.
+    """Return a training at step 0, with its data, network and optimizer."""
+    # Whether to compile depends on the number of steps, which depends on the data, which depend on the device.
     share = join_processes(config.engine.device)
     engine = engine_for(config, steps=0)
     data = open_data(
@@ -114,8 +136,10 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     if config.train.mixup and data.task != "classification":
         raise ConfigError("train.mixup mixes labels of whole images: it is for classification")
     torch.manual_seed(config.seed)
-    model = fitting(engine.place(build_model(config, data, display)), config.model.name, data, engine.device)
-    settings, regions = config.train, list[str]()
+    model = engine.place(build_model(config, data, display))
+    check_fit(model, config.model.name, data, engine.device)
+    settings = config.train
+    regions: list[str] = []
     rest_lr = settings.lr if settings.rest_lr is None else settings.rest_lr
     given = OptimizerSettings(
         settings.lr,
@@ -128,7 +152,7 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
         example=torch.zeros((2, *data.shape), device=engine.device),
     )
     with warnings.catch_warnings():
-        if config.model.weights is None:  # of weights that know nothing yet, none are lost where they are scaled
+        if config.model.weights is None:  # scaling weights that are still random loses nothing
             warnings.simplefilter("ignore", SFWWarning)
         optimizer = config.method.optimizer(model, given, regions.append)
     scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
@@ -137,40 +161,42 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
-    told = "\n".join(regions)
-    return Training(config, engine, data, task, model, optimizer, scaler, average, step, rates, told, norms=norms)
+    regions_text = "\n".join(regions)
+    return Training(
+        config, engine, data, task, model, optimizer, scaler, average, step, rates, regions_text, norms=norms
+    )
 
 
 def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
-    """The network for this data: classes and input channels are filled in under the names that its source has for them."""
-    name, given = config.model.name, dict(config.model.arguments)
+    """Build the network for this data: its source names the arguments for classes and input channels that are filled in."""
+    name = config.model.name
+    arguments = dict(config.model.arguments)
     names = {"timm": ("num_classes", "in_chans"), "torchvision": ("num_classes", None)}.get(name.partition(":")[0])
     if name in MODELS:
         names = ("classes", "in_channels")
-    for argument, value, usual in zip(names or (), (data.classes, data.shape[0]), (None, 3), strict=False):
-        if argument is not None and value != usual:
-            given.setdefault(argument, value)
-    model = build(name, **given)
+    for argument, value, default in zip(names or (), (data.classes, data.shape[0]), (None, 3), strict=False):
+        if argument is not None and value != default:
+            arguments.setdefault(argument, value)
+    model = build(name, **arguments)
     if (weights := config.model.weights) is not None:
         display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
     return model
 
 
-def fitting(model: nn.Module, name: str, data: Data, device: torch.device) -> nn.Module:
-    """The model, tried on two images: one line where it does not fit the data, instead of an error deep in torch."""
+def check_fit(model: nn.Module, name: str, data: Data, device: torch.device) -> None:
+    """Try the model on two images: ConfigError of one line if it does not fit the data, not an error deep in torch."""
     shape = (2, *data.shape)
     try:
         with torch.no_grad():
             output = model.eval()(torch.zeros(shape, device=device))
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         raise ConfigError(f"model {name} does not fit inputs of shape {shape}: {first_line(error)}") from error
-    wanted = (2, data.classes) if data.task == "classification" else (2, data.classes, *data.shape[1:])
-    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if found != wanted:
+    needed = (2, data.classes) if data.task == "classification" else (2, data.classes, *data.shape[1:])
+    returned = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if returned != needed:
         raise ConfigError(
-            f"model {name} gives {found} for inputs of shape {shape}; the data, of {data.classes} classes, need {wanted}"
+            f"model {name} gives {returned} for inputs of shape {shape}; the data, of {data.classes} classes, need {needed}"
         )
-    return model
 
 
 def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
@@ -181,43 +207,45 @@ def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
 
 
 def _resume(training: Training, folder: RunFolder, display: Display) -> None:
-    """From the newest whole checkpoint, the same for all processes."""
-    chosen, damaged = on_first(training.engine.share, lambda: newest_checkpoint(folder.checkpoints))
+    """Load the newest whole checkpoint, the same in all processes."""
+    share = training.engine.share
+    checkpoint, damaged = on_first(share, lambda: newest_checkpoint(folder.paths.checkpoints))
     for path in damaged:
         display.note(f"{path} is damaged: its content is not what was written", warning=True)
-    if chosen is not None:
-        training.load(load_checkpoint(chosen))
-        display.note(f"going on from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
+    if checkpoint is not None:
+        training.load(load_checkpoint(checkpoint))
+        display.note(f"resuming from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
     elif damaged:
         display.note("no whole checkpoint is left: starting again", warning=True)
-    elif on_first(training.engine.share, folder.metrics.exists):
-        every = f"engine.checkpoint_seconds={training.config.engine.checkpoint_seconds:g}"
-        display.note(f"stopped before its first checkpoint ({every}): starting again")
+    elif on_first(share, folder.paths.metrics.exists):
+        interval = f"engine.checkpoint_seconds={training.config.engine.checkpoint_seconds:g}"
+        display.note(f"stopped before its first checkpoint ({interval}): starting again")
 
 
-def _final(training: Training, folder: RunFolder) -> dict[str, Any]:
+def _finish(training: Training, folder: RunFolder) -> ResultRecord:
+    """Evaluate the trained network; the first process saves it with its result."""
     t = training
     model = evaluated_model(t, FINAL_CALIBRATION)
-    result: dict[str, Any] = {"metric": t.task.metric}
-    for name, part in (("validation", t.data.validation), ("test", t.data.test)):
-        result[name] = None if part is None else evaluate(model, part, t.task, t.engine)
+    validation, test = (
+        None if part is None else evaluate(model, part, t.task, t.engine) for part in (t.data.validation, t.data.test)
+    )
     seconds = t.clock.seconds()
-    result |= {
-        "steps": t.steps,
-        "seconds": seconds,
-        "images_per_second": _rate(folder, t.steps * t.config.data.batch_size / max(seconds, 1e-9)),
-        "skipped_images": t.data.skipped,
-        "warnings": [trouble.text for trouble in troubles(aim_of(t), epochs_of(read_metrics(folder.metrics)))],
-    }
+    epochs = read_epochs(folder.path)
+    rates = [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None]
+    overall_rate = t.steps * t.config.data.batch_size / max(seconds, 1e-9)
+    result = ResultRecord(
+        metric=t.task.metric,
+        validation=validation,
+        test=test,
+        steps=t.steps,
+        seconds=seconds,
+        # The median over the epochs: the first one also compiles, and an interrupted one is cut short.
+        images_per_second=statistics.median(rates) if rates else overall_rate,
+        skipped_images=t.data.skipped,
+        warnings=tuple(trouble.text for trouble in troubles(aim_of(t), epochs_of(epochs))),
+    )
     if t.engine.share.rank == 0:
-        about = {"shape": list(t.data.shape), "task": t.data.task, "classes": t.data.classes}
-        folder.save_model(model, about)
-        folder.save_spectra(spectra(model))
+        folder.save_model(model, t.data.shape, t.data.task, t.data.classes)
+        folder.writer.spectra(parse_spectra(spectra(model)))
         folder.finish(result)
     return result
-
-
-def _rate(folder: RunFolder, overall: float) -> float:
-    """The median over the epochs: the first one also compiles, and an interrupted one is cut short."""
-    rates = [row["images_per_second"] for row in read_metrics(folder.metrics)]
-    return statistics.median(rates) if rates else overall

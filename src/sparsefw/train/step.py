@@ -1,4 +1,4 @@
-"""One training step, from a batch to moved weights; on a GPU the whole of it captured in one CUDA graph."""
+"""One training step, from a batch to moved weights; on a GPU it is captured in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sparsefw.train.average import Average
 from sparsefw.train.engine import Engine
 from sparsefw.train.tasks import Task
 
-# Ordinary steps before the capture: libraries choose their kernels, optimizer state comes into being, and the oracle of
+# Ordinary steps before the capture: libraries choose their kernels, the optimizer creates its state, and the oracle of
 # spectral regions works more carefully in its first five.
 EAGER_STEPS = 8
 
 
 class Step:
-    """Called with a batch: gradients, update, average. Returns the sums of the task's metrics, on the device."""
+    """Computes gradients on a batch, and updates weights and their average. Returns the sums of the task's metrics."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Step:
         average: Average | None,
         norms: Tensor | None = None,
     ) -> None:
-        """norms: where the norms of all gradients are added up, for those who observe them."""
+        """norms: to which the norm of every gradient is added, where gradients are observed."""
         self.engine, self.model, self.method, self.task = engine, model, method, task
         self.optimizer, self.scaler, self.average, self.norms = optimizer, scaler, average, norms
         self._whole = self._parallel(model)
@@ -63,21 +63,21 @@ class Step:
         return sums
 
     def _gradient_norm(self) -> Tensor:
-        """Of what moves the weights, as it is before a method adjusts it."""
+        """Return the norm of the gradients before the method adjusts them."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         total = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm()
         total = total / Look(self).scale
         return torch.where(total.isfinite(), total, 0.0)  # a scaled loss may overflow, and then no step is taken
 
     def _move(self) -> bool:
-        """False where the loss was scaled too much, so that gradients are infinite and the weights stay where they are."""
+        """Update the weights; return False if the loss was scaled so much that gradients are infinite and nothing moves."""
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return self.scaler.get_scale() >= scale
 
     def backward(self, batch: Batch) -> Tensor:
-        """Gradients of the mean loss over a batch, in parts where it does not fit into memory; averaged over the processes."""
+        """Add the gradients of the mean loss over a batch, part by part, averaged over the processes; return the sums."""
         parts = self.engine.accumulate
         sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
         pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
@@ -91,7 +91,7 @@ class Step:
         return sums
 
     def _unsynchronised(self, more_to_come: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients of all but the last part of a batch wait to be averaged over the processes."""
+        """Return a context in which gradients are not averaged over the processes: only the last part of a batch is."""
         parallel = isinstance(self._whole, nn.parallel.DistributedDataParallel)
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
 
@@ -112,7 +112,7 @@ class Look:
 
 @contextlib.contextmanager
 def tried_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms on the first batch and keeps the fastest instead of guessing: 5 % of a ResNet-18's step."""
+    """Let cuDNN try its algorithms on the first batch and keep the fastest one: it saves 5 % of a ResNet-18's step."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -122,9 +122,9 @@ def tried_convolutions() -> Iterator[None]:
 
 
 class CapturedStep:
-    """The same step, replayed as one CUDA graph: no launch of single kernels, which small networks otherwise wait for.
+    """A step that is replayed as one CUDA graph: small networks do not wait for the launches of single kernels.
 
-    A graph does what was captured: where a method gives the optimizer other regions, a new one is captured.
+    A graph repeats what was captured: when a method gives the optimizer other regions, a new one is captured.
     """
 
     def __init__(self, step: Step) -> None:
@@ -158,7 +158,7 @@ class CapturedStep:
         self._inputs.targets.copy_(batch.targets)
 
     def _aside(self, batch: Batch) -> Tensor:
-        """On a stream of its own, as captures ask of what runs before them."""
+        """Run an ordinary step on a side stream, as a later capture requires."""
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
             sums = self._step(batch)

@@ -1,4 +1,4 @@
-"""Tasks: what a network is trained for. A loss, sums that add up over batches and processes, and what these sums mean."""
+"""Tasks: classification and segmentation. Each has a loss, sums that add up over batches and processes, and their metrics."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ AUXILIARY = 0.4  # the weight of PSPNet's second output in the loss, as in its p
 
 
 class Task(ABC):
-    """`sums` of a batch are float64 and additive; `metrics` turns their total into figures. `metric` is the one that counts."""
+    """What a network is trained for. metric: the figure of merit, a key of `metrics`."""
 
     metric: str
 
     def __init__(self, classes: int, label_smoothing: float = 0.0) -> None:
-        self.classes, self.label_smoothing = classes, label_smoothing
+        self.classes = classes
+        self.label_smoothing = label_smoothing
 
     @abstractmethod
     def loss(self, output: Any, targets: Tensor) -> Tensor:
-        """The mean loss of a batch; `output` is whatever the network gave in training mode."""
+        """Return the mean loss of a batch; `output` is whatever the network returns in training mode."""
 
     @abstractmethod
-    def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor: ...
+    def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor:
+        """Return float64 sums over a batch, which add up over batches and processes."""
 
     @abstractmethod
-    def metrics(self, total: Tensor) -> dict[str, float]: ...
+    def metrics(self, total: Tensor) -> dict[str, float]:
+        """Return the metrics of added-up `sums`."""
 
     @abstractmethod
     def size(self) -> int:
-        """The length of `sums`."""
+        """Return the length of `sums`."""
 
 
 class Classification(Task):
-    """Top-1 ("accuracy") and top-5 accuracy in percent. Targets are classes, or probabilities where images were mixed."""
+    """Top-1 ("accuracy") and top-5 accuracy in percent. Targets are classes, or probabilities for mixed images."""
 
     metric = "accuracy"
 
@@ -61,7 +64,7 @@ class Classification(Task):
 
 
 class Segmentation(Task):
-    """Mean intersection over union in percent, over the classes that occur; pixels of `ignore` count nowhere."""
+    """Mean intersection over union in percent, over the classes that occur; pixels labelled `ignore` are not counted."""
 
     metric = "mean_iou"
 
@@ -72,17 +75,17 @@ class Segmentation(Task):
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         if isinstance(output, tuple):
             return self.loss(output[0], targets) + AUXILIARY * self.loss(output[1], targets)
-        # Summed and divided by hand: a batch without a labelled pixel has the loss 0, not 0 / 0.
+        # Summed and divided here: a batch without a labelled pixel has the loss 0, not 0 / 0.
         total = functional.cross_entropy(
             output.float(), targets, ignore_index=self.ignore, label_smoothing=self.label_smoothing, reduction="sum"
         )
         return total / (targets != self.ignore).sum().clamp(min=1)
 
     def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor:
-        """The confusion matrix, rows the truth, and behind it the loss times the images and their count."""
+        """Return the confusion matrix, whose rows are the true classes, then loss times images, then the number of images."""
         predicted = (output[0] if isinstance(output, tuple) else output).detach().argmax(1)
         n = self.classes
-        # A fixed number of bins and no boolean indexing, which would wait for the device: ignored pixels have a bin of their own.
+        # Ignored pixels get a bin of their own: boolean indexing would wait for the device.
         cell = torch.where(targets == self.ignore, n * n, targets * n + predicted).flatten()
         confusion = torch.zeros(n * n + 1, dtype=torch.float64, device=cell.device)
         confusion = confusion.scatter_add(
@@ -104,6 +107,7 @@ class Segmentation(Task):
 
 
 def task_for(kind: str, classes: int, label_smoothing: float, ignore_label: int | None) -> Task:
+    """Return the task of a data set. kind: "classification", or else segmentation."""
     if kind == "classification":
         return Classification(classes, label_smoothing)
     return Segmentation(classes, label_smoothing, 255 if ignore_label is None else ignore_label)

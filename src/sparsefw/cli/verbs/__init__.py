@@ -1,1 +1,1 @@
-"""The verbs of the command line, a file each; heavy imports are inside, so that --help and completion answer at once."""
+"""The verbs of the command line, one file each. Heavy imports are inside the functions, so that --help answers at once."""

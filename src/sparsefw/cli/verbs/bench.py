@@ -7,19 +7,23 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import DataOption, JsonOption, SetOption
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import Outcome, print_outcome, verb
 
 StemArgument = Annotated[str, typer.Argument(help="A recipe without its variant, such as cifar10-resnet18.")]
 SecondsOption = Annotated[
-    float, typer.Option(min=0.0, help="How long each row is measured, after its warm-up; three steps at least.")
+    float, typer.Option(min=0.0, help="Seconds to measure each row, after its warm-up; at least three steps.")
 ]
-ImagesOption = Annotated[
+BenchDataOption = Annotated[
     Path | None,
-    typer.Option(help="As for train; default: $SPARSEFW_DATA, and without it made-up images.", show_default=False),
+    typer.Option(
+        "--data",
+        help="Folder with the files of the data set. Default: $SPARSEFW_DATA, or made-up images if it is not set.",
+        show_default=False,
+    ),
 ]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+bench = typer.Typer(no_args_is_help=True, help="Measure the speed of training on this machine.")
 
 
 @bench.command("train")
@@ -29,25 +33,28 @@ def bench_train(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Such as filters,nuc,nuc-svd (full SVD), or all, of `sparsefw list rows`; SGD is always measured. "
-            "Default: SparseFW and NUC with a full SVD."
+            help="Rows of `sparsefw list rows` to measure beside SGD, such as filters,nuc,nuc-svd, or all. "
+            "Default: SparseFW, and NUC with a full SVD."
         ),
     ] = None,
     seconds: SecondsOption = 5.0,
-    data: ImagesOption = None,
-    set_: SetOption = None,
-    json: JsonOption = False,
+    data: BenchDataOption = None,
+    set_: options.SetOption = None,
+    json: options.JsonOption = False,
 ) -> None:
-    """Training speed and memory by SparseFW, and by its rivals, beside plain SGD's, all in one run.
+    """Compare the training speed and memory of methods with those of SGD, all in one run.
 
-    sparsefw bench train digits-resnet
+    Without a data set, images are made up in memory.
 
-    sparsefw bench train cifar10-resnet18 --rows rank-0.1,nuc,nuc-svd
+    Examples:
+
+        sparsefw bench train digits-resnet
+        sparsefw bench train cifar10-resnet18 --rows rank-0.1,nuc,nuc-svd
     """
-    from sparsefw.bench import chosen_rows, measure_training_speed, speeds_text
+    from sparsefw.bench import choose_rows, measure_training_speed, speeds_text
 
-    record = measure_training_speed(recipe, data, seconds, set_ or (), chosen_rows(rows))
-    print_result(record, json, speeds_text(record))
+    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows(rows))
+    print_outcome(Outcome(record, speeds_text(record)), json)
 
 
 @bench.command("methods")
@@ -55,36 +62,45 @@ def bench_train(
 def bench_methods(
     recipe: StemArgument = "digits-resnet",
     seconds: SecondsOption = 2.0,
-    data: ImagesOption = None,
-    set_: SetOption = None,
-    json: JsonOption = False,
+    data: BenchDataOption = None,
+    set_: options.SetOption = None,
+    json: options.JsonOption = False,
 ) -> None:
-    """What a step of every method costs, in steps of SGD.
+    """Measure the cost of a training step of every method, as a multiple of SGD's.
 
-    sparsefw bench methods digits-resnet
+    `sparsefw list methods` shows the costs that were measured on a GPU.
+
+    Example:
+
+        sparsefw bench methods digits-resnet
     """
-    from sparsefw.bench import chosen_rows, costs_text, measure_training_speed
+    from sparsefw.bench import choose_rows, costs_text, measure_training_speed
 
-    record = measure_training_speed(recipe, data, seconds, set_ or (), chosen_rows("all"))
-    print_result(record, json, costs_text(record))
+    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows("all"))
+    print_outcome(Outcome(record, costs_text(record)), json)
 
 
 @bench.command("data")
 @verb
 def bench_data(
-    recipe: Annotated[str, typer.Argument(help="A recipe.")] = "digits-resnet-sgd",
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long.")] = 5.0,
-    data: DataOption = None,
-    set_: SetOption = None,
-    json: JsonOption = False,
+    recipe: Annotated[str, typer.Argument(help="A recipe of `sparsefw list recipes`.")] = "digits-resnet-sgd",
+    seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure.")] = 5.0,
+    data: options.DataOption = None,
+    set_: options.SetOption = None,
+    json: options.JsonOption = False,
 ) -> None:
-    """Images per second that a recipe's data path delivers to the device, augmented, without a network.
+    """Measure how many augmented images per second the data path of a recipe delivers to the device.
 
-    sparsefw bench data digits-resnet-sgd
+    No network is trained.
+
+    Example:
+
+        sparsefw bench data digits-resnet-sgd
     """
     from sparsefw.bench import measure_data_speed
     from sparsefw.environment import environment
 
-    found = measure_data_speed(recipe, data, seconds, set_ or ())
-    record = {"images_per_second": found.images_per_second, **environment()}
-    print_result(record, json, f"{recipe}: {found.images_per_second:,.0f} images/s on {found.engine}")
+    speed = measure_data_speed(recipe, data, seconds, set_ or ())
+    record = {"images_per_second": speed.images_per_second, **environment()}
+    text = f"{recipe}: {speed.images_per_second:,.0f} images/s on {speed.engine}"
+    print_outcome(Outcome(record, text), json)

@@ -7,59 +7,63 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.amounts import given_amounts, parse_amounts, with_option_per_kind
-from sparsefw.cli.options import (
-    AllocationOption,
-    CalibrationOption,
-    DataOption,
-    DeviceOption,
-    JsonOption,
-    QuietOption,
-    RunArgument,
-    ScoreOption,
-    TrustOption,
-)
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.kind_options import parse_amounts, with_option_per_kind
+from sparsefw.cli.output import print_outcome, verb
 from sparsefw.kind_words import KIND_WORDS
 
 
 @verb
 @with_option_per_kind
 def compress(
-    run: RunArgument,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; default: RUN/small.")] = None,
+    run: options.RunArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN/small.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Instead: params=0.3, macs=0.3, bytes=0.3, latency=0.5, or drop=2 (points).")
+        str | None,
+        typer.Option(
+            help="Size to reach instead of a fraction: params=0.3, macs=0.3, bytes=0.3 or latency=0.5 of the dense "
+            "network, or drop=2 (percentage points of accuracy)."
+        ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(help=f"What a target is met by: {', '.join(KIND_WORDS)}, or several.")
+        str | None,
+        typer.Option(help=f"Kinds by which the target is reached, separated by commas: {', '.join(KIND_WORDS)}."),
     ] = None,
-    score: ScoreOption = "l1",
-    allocation: AllocationOption = None,
-    round_to: Annotated[int, typer.Option(help="Channel counts and ranks in multiples of this.")] = 1,
-    calibration: CalibrationOption = None,
+    score: options.ScoreOption = "l1",
+    allocation: options.AllocationOption = None,
+    round_to: Annotated[int, typer.Option(help="Make channel counts and ranks multiples of this number.")] = 1,
+    calibration: options.CalibrationOption = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
-    trust: TrustOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    data: options.RunDataOption = None,
+    device: options.DeviceOption = "auto",
+    trust: options.TrustOption = False,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
     **removed: str | None,
 ) -> None:
-    """A smaller network from a trained one, physically smaller, saved without pickle.
+    """Make a physically smaller network from a trained one, and save it without pickle.
 
-    sparsefw compress RUN --filters 0.7 -o small --onnx
+    Give the fraction to remove of one kind or several, or a target.
 
-    sparsefw compress RUN --target drop=1 --by filters
+    Examples:
+
+        sparsefw compress RUN --filters 0.7 -o small --onnx
+        sparsefw compress RUN --target drop=1 --by filters
     """
     from sparsefw.cli.compress_run import compress_run
-    from sparsefw.train.evaluate_run import Study
+    from sparsefw.runfolder import RunPaths
+    from sparsefw.train.evaluate_run import TrainedRun
 
-    amounts = given_amounts(removed, target)
-    study = Study.open(run, data, device, trust)
-    how = dict(
-        target=target, by=by.split(",") if by else None, score=score, allocation=allocation, round_to=round_to,
-        calibration=calibration, progress=False if quiet else None, **parse_amounts(amounts),
-    )  # fmt: skip
-    found = compress_run(study, run / "small" if out is None else out, onnx, how)
-    print_result(found.record, json, found.text)
+    amounts = parse_amounts(removed, target)
+    trained = TrainedRun.open(run, data, device, trust)
+    settings = dict(
+        target=target,
+        by=by.split(",") if by else None,
+        score=score,
+        allocation=allocation,
+        round_to=round_to,
+        calibration=calibration,
+        progress=False if quiet else None,
+        **amounts,
+    )
+    print_outcome(compress_run(trained, RunPaths(run).small if out is None else out, onnx, settings), json)

@@ -6,61 +6,47 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import (
-    AllocationOption,
-    CalibrationOption,
-    DataOption,
-    DeviceOption,
-    JsonOption,
-    QuietOption,
-    RunArgument,
-    ScoreOption,
-    TrustOption,
-    parse_numbers,
-)
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import print_outcome, verb
 from sparsefw.kind_words import KIND_WORDS
 
 
 @verb
 def curve(
-    run: RunArgument,
+    run: options.RunArgument,
     kind: Annotated[
-        str | None, typer.Option(help=f"{', '.join(KIND_WORDS)} or N:M such as 2:4; default: the recipe's.")
+        str | None, typer.Option(help=f"{', '.join(KIND_WORDS)}, or N:M such as 2:4. Default: the recipe's.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="Ratios to remove, such as 0.5,0.7,0.9; default: the recipe's.")
+        str | None, typer.Option(help="Fractions to remove, such as 0.5,0.7,0.9. Default: the recipe's.")
     ] = None,
     form: Annotated[
-        str, typer.Option(help="removed (physically smaller) or masked (the paper's protocol).")
+        str, typer.Option(help="removed (physically smaller) or masked (set to zero, as in the paper).")
     ] = "removed",
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
-    score: ScoreOption = "l1",
-    allocation: AllocationOption = None,
-    calibration: CalibrationOption = None,
-    latency: Annotated[bool, typer.Option("--latency", help="Measure milliseconds too.")] = False,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
-    trust: TrustOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    split: Annotated[str, typer.Option(help="Images to evaluate on: test or validation.")] = "test",
+    score: options.ScoreOption = "l1",
+    allocation: options.AllocationOption = None,
+    calibration: options.CalibrationOption = None,
+    latency: Annotated[bool, typer.Option("--latency", help="Also measure milliseconds per call.")] = False,
+    data: options.RunDataOption = None,
+    device: options.DeviceOption = "auto",
+    trust: options.TrustOption = False,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Accuracy against size, from one trained network, without retraining. Writes a table and a picture into the run folder.
+    """Measure accuracy against size, from one trained network, without retraining.
 
-    sparsefw curve runs/digits-resnet-filters-seed0
+    Writes the table and, for the test images, a picture into the run folder.
 
-    sparsefw curve RUN --kind rank --at 0.6,0.8,0.9 --latency
+    Examples:
+
+        sparsefw curve runs/digits-resnet-filters-seed0
+        sparsefw curve RUN --kind rank --at 0.6,0.8,0.9 --latency
     """
-    from sparsefw.cli.run_texts import curve_text
-    from sparsefw.report import curves_figure, read_run, save_figure
-    from sparsefw.train.evaluate_run import Study
+    from sparsefw.cli.curve_run import curve_run
+    from sparsefw.train.evaluate_run import TrainedRun
 
-    study = Study.open(run, data, device, trust)
-    how = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)
-    found = study.curve(kind, parse_numbers(at, "--at"), form, split, progress=False if quiet else None, **how)
-    text = curve_text(study, found, form, split)
-    if split == "test":
-        figure = curves_figure([read_run(run)], found.kind, form)
-        picture, _ = save_figure(figure, run / "curves" / f"{found.kind}-{form}")
-        text += f"\n{picture}"
-    print_result({"run": run, "metric": study.task.metric, "split": split, **found.to_json()}, json, text)
+    trained = TrainedRun.open(run, data, device, trust)
+    settings = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)
+    settings["progress"] = False if quiet else None
+    print_outcome(curve_run(trained, run, kind, options.parse_numbers(at, "--at"), form, split, settings), json)

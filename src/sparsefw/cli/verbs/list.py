@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import JsonOption
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import print_outcome, verb
 
 
 @verb
@@ -15,21 +15,24 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="models, datasets, methods, kinds, regions, recipes, grids, experiments, or rows of bench."
+            help="models, datasets, methods, kinds, regions, recipes, grids, experiments, or rows (of `sparsefw bench`)."
         ),
     ],
     name: Annotated[
-        str | None, typer.Argument(help="One method or grid, with all of its settings.", show_default=False)
+        str | None,
+        typer.Argument(help="One method or grid, to list it with all of its settings.", show_default=False),
     ] = None,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
-    """What there is.
+    """List the available models, data sets, methods, recipes and so on.
 
-    sparsefw list recipes
+    A method or a grid can also be listed alone, with all of its settings.
 
-    sparsefw list methods ssl
+    Examples:
+
+        sparsefw list recipes
+        sparsefw list methods ssl
     """
     from sparsefw.cli.catalog import catalog
 
-    found = catalog(what, name)
-    print_result(found.record, json, found.text)
+    print_outcome(catalog(what, name), json)

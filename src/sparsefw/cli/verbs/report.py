@@ -7,23 +7,24 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import JsonOption
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import print_outcome, verb
 
 
 @verb
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
-    json: JsonOption = False,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Run folders, or folders that contain some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Page to write.")] = Path("report.html"),
+    json: options.JsonOption = False,
 ) -> None:
-    """One self-contained page about any number of runs: figures, tables, configurations. Opens offline.
+    """Write one self-contained page about any number of runs, with figures, tables and configurations.
 
-    Beside it, a folder with every figure as PNG and SVG and every table as CSV, LaTeX and Markdown.
+    The page opens offline. A folder beside it holds every figure as PNG and SVG, and every table as CSV, LaTeX and Markdown.
 
-    sparsefw report runs -o report.html
+    Example:
+
+        sparsefw report runs -o report.html
     """
     from sparsefw.cli.report_page import write_report
 
-    found = write_report(runs, out)
-    print_result(found.record, json, found.text)
+    print_outcome(write_report(runs, out), json)

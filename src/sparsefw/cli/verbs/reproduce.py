@@ -7,41 +7,49 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import (
-    DataOption,
-    JsonOption,
-    QuietOption,
-    SetOption,
-    ShowOption,
-    WorkersOption,
-    check_at_least_one,
-)
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import print_outcome, verb
 
 
 @verb
 def reproduce(
-    table: Annotated[str, typer.Argument(help="A table or figure of the paper, of `sparsefw list experiments`.")],
-    quick: Annotated[bool, typer.Option("--quick", help="On digits, in minutes on two CPU cores.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="Default: what the table or figure usually has.")] = None,
-    workers: WorkersOption = None,
-    storage: Annotated[str | None, typer.Option(help="As for sweep, where many machines help.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; default: runs/reproduce.")] = None,
-    data: DataOption = None,
-    set_: SetOption = None,
-    show: ShowOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    experiment: Annotated[str, typer.Argument(help="A table or figure of the paper, of `sparsefw list experiments`.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Scale it down to handwritten digits: minutes on two CPU cores.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds of the reported configurations. Default: the experiment's.")
+    ] = None,
+    workers: options.WorkersOption = None,
+    storage: options.StorageOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: runs/reproduce.")] = None,
+    data: options.DataOption = None,
+    set_: options.SetOption = None,
+    show: options.ShowOption = False,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """A table or figure of the paper: our figures beside the paper's, and what was done otherwise. Killed, it goes on.
+    """Reproduce a table or figure of the paper, with our figures beside the paper's and all deviations listed.
 
-    sparsefw reproduce filters-cifar10 --quick
+    If it is interrupted or killed, the same command continues it.
 
-    sparsefw reproduce rank-cifar10 --data DIR
+    Examples:
+
+        sparsefw reproduce filters-cifar10 --quick
+        sparsefw reproduce rank-cifar10 --data DIR
     """
-    from sparsefw.cli.reproduction import experiment_setting, plan_experiment, run_experiment
+    from sparsefw.cli.reproduction import experiment_options, run_experiment, show_experiment
 
-    check_at_least_one(seeds=seeds, workers=workers)
-    setting = experiment_setting(quick, seeds, data, workers, set_ or [], storage, out, quiet)
-    found = plan_experiment(table, setting) if show else run_experiment(table, setting)
-    print_result(found.record, json, found.text)
+    options.check_at_least_one(seeds=seeds, workers=workers)
+    given = experiment_options(
+        quick=quick,
+        seeds=seeds,
+        data=data,
+        workers=workers,
+        changes=tuple(set_ or ()),
+        storage=storage,
+        out=out,
+        quiet=quiet,
+    )
+    outcome = show_experiment(experiment, given) if show else run_experiment(experiment, given)
+    print_outcome(outcome, json)

@@ -7,41 +7,46 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import DataOption, JsonOption, QuietOption, RunArgument
-from sparsefw.cli.output import print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import print_outcome, verb
 
 
 @verb
 def retrain(
-    run: RunArgument,
+    run: options.RunArgument,
     weights: Annotated[float, typer.Option(help="Fraction of the weights to set to 0.")],
     epochs: Annotated[int, typer.Option(help="Epochs of each phase.")],
-    schedule: Annotated[str, typer.Option(help="ft, lrw, slr, clr or llr.")] = "llr",
-    phases: Annotated[int, typer.Option(help="1: one shot; more: prune and retrain that often.")] = 1,
-    weight_decay: Annotated[float | None, typer.Option(help="Default: that of the run.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; default: RUN-retrained.")] = None,
-    data: DataOption = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    schedule: Annotated[str, typer.Option(help="Learning-rate schedule: ft, lrw, slr, clr or llr.")] = "llr",
+    phases: Annotated[int, typer.Option(help="How often to prune and retrain; 1: one-shot pruning.")] = 1,
+    weight_decay: Annotated[
+        float | None, typer.Option(help="Weight decay of the retraining. Default: the run's.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN-retrained.")] = None,
+    data: options.RunDataOption = None,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Magnitude pruning with retraining: a rival, which trains again after compression. Killed, the same command goes on.
+    """Remove the smallest weights and train again: the classic alternative, to compare with.
 
-    sparsefw retrain runs/cifar10-resnet18-sgd-seed0 --weights 0.95 --epochs 10
+    If it is interrupted or killed, the same command continues it.
 
-    sparsefw retrain RUN --weights 0.95 --epochs 10 --phases 3 --schedule lrw
+    Examples:
+
+        sparsefw retrain runs/cifar10-resnet18-sgd-seed0 --weights 0.95 --epochs 10
+        sparsefw retrain RUN --weights 0.95 --epochs 10 --phases 3 --schedule lrw
     """
-    from sparsefw.cli.run_texts import retraining_text
-    from sparsefw.train.retrain import retrain as prune_and_retrain
+    from sparsefw.cli.train_run import retrain_run
 
-    found = prune_and_retrain(
+    folder = run.with_name(f"{run.name}-retrained") if out is None else out
+    outcome = retrain_run(
         run,
-        run.with_name(f"{run.name}-retrained") if out is None else out,
+        folder,
+        epochs,
+        schedule,
         weights=weights,
-        epochs=epochs,
-        schedule=schedule,
         phases=phases,
         weight_decay=weight_decay,
         data=data,
         quiet=quiet,
     )
-    print_result([phase._asdict() for phase in found], json, retraining_text(found, epochs, schedule))
+    print_outcome(outcome, json)

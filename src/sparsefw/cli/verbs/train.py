@@ -7,43 +7,41 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.cli.options import DataOption, JsonOption, QuietOption, SetOption
-from sparsefw.cli.output import is_first_process, print_result, verb
+from sparsefw.cli import options
+from sparsefw.cli.output import Outcome, print_outcome, verb
 
 
 @verb
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe of `sparsefw list recipes`, or a .yaml file.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: runs/RECIPE-seedN.")] = None,
-    data: DataOption = None,
-    seed: Annotated[int | None, typer.Option(help="Default: the recipe's.")] = None,
-    set_: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder to write. Default: runs/RECIPE-seedN.")
+    ] = None,
+    data: options.DataOption = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the training. Default: the recipe's.")] = None,
+    set_: options.SetOption = None,
     show: Annotated[bool, typer.Option("--show", help="Print the whole configuration, and stop.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    json: options.JsonOption = False,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Train a network once. Killed or interrupted, the same command goes on where it was.
+    """Train a network once.
 
-    Writes a picture of the training into the run folder, and warns where it goes wrong.
+    If the training is interrupted or killed, the same command continues it. Writes a picture of the training into the run
+    folder, and prints a warning if something goes wrong.
 
-    sparsefw train digits-resnet-filters
+    Examples:
 
-    sparsefw train cifar10-resnet18-filters --data DIR --set train.epochs=20 --set method.k=0.3
-
-    torchrun --nproc-per-node 4 -m sparsefw train imagenet-resnet50-rank --data DIR
+        sparsefw train digits-resnet-filters
+        sparsefw train cifar10-resnet18-filters --data DIR --set train.epochs=20 --set method.k=0.3
+        torchrun --nproc-per-node 4 -m sparsefw train imagenet-resnet50-rank --data DIR
     """
-    from sparsefw.cli.run_texts import training_text
-    from sparsefw.report import read_run, run_figure, save_figure
-    from sparsefw.train import fit, load_recipe
-    from sparsefw.train.recipes import write_config
+    from sparsefw.cli.train_run import train_run
+    from sparsefw.runfolder.schema import ConfigRecord
+    from sparsefw.runfolder.write import config_yaml
+    from sparsefw.train import load_recipe
 
     config = load_recipe(recipe, set_ or (), seed=seed)
     if show:
-        return print_result(config.plain(), json, write_config(config).rstrip())
+        return print_outcome(Outcome(config.plain(), config_yaml(ConfigRecord(config.plain())).rstrip()), json)
     folder = Path("runs") / f"{config.name}-seed{config.seed}" if out is None else out
-    found = fit(config, folder, data, quiet=quiet)
-    if is_first_process():
-        picture, _ = save_figure(run_figure(read_run(folder)), folder / "training")
-        text = training_text(config, folder, found, picture)
-        print_result({"run": folder, **found, "picture": picture}, json, text)
-    return None
+    return print_outcome(train_run(config, folder, data, quiet), json)

@@ -1,9 +1,9 @@
-"""The elastic artifact: one folder from which any of many sizes is loaded, with no data and in seconds.
+"""The elastic artifact: one folder from which any of several sizes is loaded, in seconds and without data.
 
-plan.json                  the points of a grid: ratio, what was done, what it costs
+plan.json                  one point per size and form: ratio, plan, costs
 model.safetensors          the dense weights; plain points are cut out of them when loaded
-plain-0.7.safetensors      of a plain point only the BatchNorm statistics; all weights in networks without BatchNorm
-refit-0.7.safetensors      of a refit point all weights
+plain-0.7.safetensors      the BatchNorm statistics of a plain point; all weights in networks without BatchNorm
+refit-0.7.safetensors      all weights of a refit point
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from sparsefw.compression.amounts import KindAmounts, ratio_of, ratios_of
 from sparsefw.compression.artifact.files import (
     ArtifactError,
     check_hashes,
@@ -43,20 +44,26 @@ from sparsefw.compression.artifact.folder import (
 )
 from sparsefw.compression.artifact.packing import pack, unique_tensors, unpack
 from sparsefw.compression.artifact.plan import Plan
-from sparsefw.compression.compressing import Compressed
+from sparsefw.compression.compressed import Compressed
 from sparsefw.compression.cost import costs
+from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
-from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import has_batch_norm
-from sparsefw.compression.settings import Metric, ratio_of, ratios_of, settings_of
-from sparsefw.compression.target import Target
+from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.settings import Settings, SettingsKeywords, settings_from, takes_settings
+from sparsefw.compression.target import COSTS, Target
 from sparsefw.environment import environment
 from sparsefw.kinds import FILTERS, Kind, kind_of
 
-FORMAT, SCHEMA = "sparsefw-elastic", 1
-COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}
+FORMAT = "sparsefw-elastic"
+SCHEMA = 1
+PLAIN = "plain"
+REFIT = "refit"
+POINT_KEYS = {"ratio", "form", "file", "costs", "metric", "state", "plan"}
+DEFAULTS = Settings()
 
 
+@takes_settings(DEFAULTS)
 def save_elastic(
     model: nn.Module,
     folder: str | os.PathLike[str],
@@ -64,51 +71,48 @@ def save_elastic(
     at: Sequence[float] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *,
     calibration: Iterable[Any],
-    example: Any = None,
-    refit: bool = True,
-    form: str = "removed",
-    score: str = "l1",
-    allocation: str | None = None,
-    include: str | Sequence[str] = "*",
-    exclude: str | Sequence[str] = (),
-    round_to: int = 1,
     evaluate: Callable[[nn.Module], float] | None = None,
-    progress: Progress | bool | None = None,
+    **keywords: Unpack[SettingsKeywords],
 ) -> None:
-    """Compress one model to every ratio in `at`, plain and refit, and write all of them into one folder."""
+    """Compress one model to several sizes, plain and refit, and write all of them into one folder.
+
+    Args:
+        model: The trained network, which is not changed.
+        folder: Where to write. An artifact that is already there is replaced as a whole.
+        kind: What to remove, such as "filters".
+        at: The fractions to remove.
+        calibration: Batches, as in compress.
+        evaluate: A function from a model to a number, which is recorded for every size.
+        keywords: Settings, as in compress.
+    """
     kind = kind_of(kind)
     ratios = sorted(set(ratios_of(at, kind)))
     metric = None if evaluate is None else Metric(evaluate)
-    settings = settings_of(form, score, allocation, include, exclude, round_to, refit)
-    work = Pipeline(model, example, calibration, settings, progress)
-    stage = work.stage(kind, work.dense)
-    counts = [work.counts(stage, ratio) for ratio in ratios]
-
-    def stands_alone(refitted: bool) -> bool:
-        return refitted or not has_batch_norm(work.dense)  # matched moments change the weights themselves
-
+    settings = settings_from(save_elastic, DEFAULTS, calibration, keywords)
+    pipeline = Pipeline(model, settings)
+    dense = pipeline.dense
+    stage = pipeline.stage(kind, dense)
+    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
-        write_tensors(aside / "model.safetensors", unique_tensors(work.dense))
+        write_tensors(aside / "model.safetensors", unique_tensors(dense))
         points = []
-        for form_of, recover in (("plain", False), ("refit", True))[: 2 if refit else 1]:
+        for form in (PLAIN, REFIT) if settings.refit else (PLAIN,):
             cuts = [stage.cut(kept) for kept in counts]
-            work.recover(work.dense, cuts, refit=recover)
+            pipeline.recover(dense, cuts, refit=form == REFIT)
             for ratio, cut in zip(ratios, cuts, strict=True):
-                name = f"{form_of}-{ratio!r}.safetensors"
-                own, state = unique_tensors(cut.model), state_of(cut.model)
-                write_tensors(aside / name, pack(own) if stands_alone(recover) else _statistics(cut.model, own))
+                # Matched moments change the weights of networks without BatchNorm, also in plain points.
+                only_statistics = form == PLAIN and has_batch_norm(dense)
+                state = state_of(cut.model)  # before the metric, which may change the mode
+                name = f"{form}-{ratio!r}.safetensors"
+                write_tensors(aside / name, _statistics(cut.model) if only_statistics else _packed(cut.model))
                 point = {
                     "ratio": ratio,
-                    "form": form_of,
+                    "form": form,
                     "file": name,
-                    "costs": asdict(costs(cut.model, work.example)),
+                    "costs": asdict(costs(cut.model, pipeline.example)),
                     "metric": None if metric is None else _finite(metric(cut.model)),
                     "state": state,
-                    "plan": Plan(
-                        cut.edits,
-                        cut.untouched,
-                        {**kind.request(ratio), "removed": kind.request(ratio), "by": [], "refit": recover},
-                    ).to_json(),
+                    "plan": _plan_of_point(kind, ratio, form, cut).to_json(),
                 }
                 points.append(point)
         header = {
@@ -117,8 +121,8 @@ def save_elastic(
             "kind": kind.name,
             "model": built_from(model),
             "state": state_of(model),
-            "unfused": Plan(tuple(work.unfused)).to_json(),
-            "dense": asdict(costs(work.dense, work.example)),
+            "unfused": Plan(tuple(pipeline.unfused)).to_json(),
+            "dense": asdict(costs(dense, pipeline.example)),
             "points": points,
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
             **environment(),
@@ -126,14 +130,23 @@ def save_elastic(
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
+def _plan_of_point(kind: Kind, ratio: float, form: str, cut: Cut) -> Plan:
+    asked = kind.request(ratio)
+    return Plan(cut.edits, cut.untouched, {**asked, "removed": asked, "by": [], "refit": form == REFIT})
+
+
 def _finite(value: float) -> float | None:
-    """JSON has no NaN: a broken point has no metric."""
+    """Return the value; None for NaN and inf, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
-def _statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _packed(model: nn.Module) -> dict[str, Tensor]:
+    return pack(unique_tensors(model))
+
+
+def _statistics(model: nn.Module) -> dict[str, Tensor]:
     buffers = dict(model.named_buffers())
-    return {name: tensor for name, tensor in tensors.items() if name in buffers}
+    return {name: tensor for name, tensor in unique_tensors(model).items() if name in buffers}
 
 
 def load(
@@ -142,12 +155,16 @@ def load(
     *,
     target: str | None = None,
     refit: bool | None = None,
-    **removed: float | None,
+    **removed: Unpack[KindAmounts],
 ) -> Compressed:
-    """The model in an artifact. The architecture comes from the model registry by name, or from `constructor`.
+    """Return the model in an artifact.
 
-    From an elastic artifact: the stored point nearest to filters=0.7, or whichever kind it holds, or the largest one that meets a
-    target such as "params=0.3"; refit points where there are any, unless refit=False.
+    Args:
+        folder: The artifact of save or save_elastic.
+        constructor: A function that builds the dense network; None: the model registry builds it by name.
+        target: From an elastic artifact: load the largest size that meets a target such as "params=0.3".
+        refit: From an elastic artifact: load refit sizes (True) or plain ones (False); None: refit ones if there are any.
+        removed: From an elastic artifact: load the size nearest to, for example, filters=0.7.
     """
     path = Path(folder)
     try:
@@ -158,11 +175,12 @@ def load(
     for _ in range(10):
         try:
             if header["format"] == FORMAT:
-                found = _load_point(path, header, constructor, _choose(path, header, wanted, target, refit))
+                point = _choose(path, header, wanted, target, refit)
+                small = _load_point(path, header, constructor, point)
             elif wanted or target is not None:
                 raise ArtifactError(f"{path} holds one size only; sizes can be chosen from an elastic artifact")
             else:
-                found = load_artifact(path, header, constructor)
+                small = load_artifact(path, header, constructor)
         except ArtifactError:
             newer = _header(path)
             if newer == header:
@@ -170,13 +188,13 @@ def load(
         else:
             newer = _header(path) if (path / "plan.json").exists() else header
             if newer == header:
-                return found
-        header = newer  # another process has just saved here: we read some files of one artifact and some of the other
-    raise ArtifactError(f"{path} is being written over and over: try again when it is finished")
+                return small
+        header = newer  # another process has just saved here: the files may be of two artifacts
+    raise ArtifactError(f"{path} is being written again and again: try again when that is finished")
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """plan.json, checked."""
+    """Return the content of plan.json, checked."""
     header = read_json(path / "plan.json")
     if not isinstance(header, dict) or header.get("format") not in ("sparsefw-artifact", FORMAT):
         raise ArtifactError(f"{path / 'plan.json'} is not a sparsefw artifact")
@@ -190,53 +208,70 @@ def _header(path: Path) -> dict[str, Any]:
 def _choose(
     path: Path, header: Mapping[str, Any], wanted: Mapping[str, float], target: str | None, refit: bool | None
 ) -> Mapping[str, Any]:
-    kind, points = header.get("kind"), header.get("points")
-    keys = {"ratio", "form", "file", "costs", "metric", "state", "plan"}
-    if not isinstance(points, list) or not points or not all(isinstance(p, dict) and keys <= set(p) for p in points):
-        raise ArtifactError(f"{path / 'plan.json'} lists no points")
-    forms = {p["form"] for p in points}
-    form = "refit" if (refit if refit is not None else "refit" in forms) else "plain"
-    points = [p for p in points if p["form"] == form]
-    if not points:
-        raise ArtifactError(f"{path} has no {form} points")
-    offered = ", ".join(f"{p['ratio']:g}" for p in points)
+    """Return the point to load."""
+    kind = header.get("kind")
+    points = _points(path, header, refit)
+    offered = ", ".join(f"{point['ratio']:g}" for point in points)
     if (target is None) == (not wanted) or len(wanted) > 1 or (wanted and kind not in wanted):
         raise ArtifactError(
             f"{path} offers {kind} = {offered}: ask for one of them, or for a target such as 'params=0.3'"
         )
     if target is not None:
-        goal = Target.parse(target)
-        if goal.metric not in COSTS:
-            raise ArtifactError(f"target {target!r}: an elastic artifact knows {', '.join(COSTS)}")
-        key = COSTS[goal.metric]
-        fitting = [p for p in points if p["costs"][key] <= goal.value * header["dense"][key]]
-        if not fitting:
-            least = min(p["costs"][key] for p in points) / header["dense"][key]
-            raise ArtifactError(f"{path}: no stored point has {target}; the smallest is {goal.metric}={least:.4g}")
-        return max(fitting, key=lambda p: p["costs"][key])
+        return _largest_that_meets(path, header, points, target)
     ratio = wanted[str(kind)]
-    nearest: Mapping[str, Any] = min(points, key=lambda p: abs(p["ratio"] - ratio))
+    nearest = min(points, key=lambda point: abs(point["ratio"] - ratio))
     if abs(nearest["ratio"] - ratio) > 1e-9:
         warnings.warn(f"{kind}={ratio:g} is not stored; the nearest of {offered} is {nearest['ratio']:g}", stacklevel=3)
     return nearest
 
 
+def _points(path: Path, header: Mapping[str, Any], refit: bool | None) -> list[Mapping[str, Any]]:
+    """Return the stored points of one form: refit ones, or plain ones."""
+    points = header.get("points")
+    if not isinstance(points, list) or not points:
+        raise ArtifactError(f"{path / 'plan.json'} lists no points")
+    if not all(isinstance(point, dict) and set(point) >= POINT_KEYS for point in points):
+        raise ArtifactError(f"{path / 'plan.json'} lists no points")
+    wants_refit = any(point["form"] == REFIT for point in points) if refit is None else refit
+    form = REFIT if wants_refit else PLAIN
+    of_form = [point for point in points if point["form"] == form]
+    if not of_form:
+        raise ArtifactError(f"{path} has no {form} points")
+    return of_form
+
+
+def _largest_that_meets(
+    path: Path, header: Mapping[str, Any], points: Sequence[Mapping[str, Any]], target: str
+) -> Mapping[str, Any]:
+    goal = Target.parse(target)
+    if goal.metric not in COSTS:
+        raise ArtifactError(f"target {target!r}: an elastic artifact knows {', '.join(COSTS)}")
+    cost = COSTS[goal.metric]
+    dense = header["dense"][cost]
+    small_enough = [point for point in points if point["costs"][cost] <= goal.value * dense]
+    if not small_enough:
+        least = min(point["costs"][cost] for point in points) / dense
+        raise ArtifactError(f"{path}: no stored point has {target}; the smallest is {goal.metric}={least:.4g}")
+    return max(small_enough, key=lambda point: point["costs"][cost])
+
+
 def _load_point(
     path: Path, header: Mapping[str, Any], constructor: Constructor | None, point: Mapping[str, Any]
 ) -> Compressed:
-    hashes = header.get("sha256")
-    check_hashes(path, hashes, [point["file"], *(["model.safetensors"] if point["form"] == "plain" else [])])
+    is_plain = point["form"] == PLAIN
+    needed = [point["file"], "model.safetensors"] if is_plain else [point["file"]]
+    check_hashes(path, header.get("sha256"), needed)
     plan = read_plan(path, point["plan"])
     model = dense_architecture(path, header.get("model"), constructor)
     reshape(path, read_plan(path, header["unfused"]), model)
-    own = unpack(read_tensors(path / point["file"]))
-    if point["form"] == "plain":
+    tensors = unpack(read_tensors(path / point["file"]))
+    if is_plain:
         fill(path, model, read_tensors(path / "model.safetensors"), header.get("state"))
         plan.apply(model)
-        own = {**unique_tensors(model), **own}
+        tensors = {**unique_tensors(model), **tensors}
     else:
         reshape(path, plan, model)
-    fill(path, model, own, point["state"])
+    fill(path, model, tensors, point["state"])
     certificate = {
         "costs": {"dense": header["dense"], "compressed": point["costs"]},
         "metrics": {"compressed": point["metric"]},

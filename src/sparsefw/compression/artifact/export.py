@@ -1,4 +1,4 @@
-"""Export: ONNX and torch.export programs with a dynamic batch, checked against the model itself."""
+"""Export: ONNX files, checked against the model, and torch.export programs; both with a dynamic batch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call, evaluating
-from sparsefw.compression.structure.removal import relative_gap
 from sparsefw.text import first_line
 
 
 class ExportError(RuntimeError):
-    """The model cannot be exported, or the exported one computes something else."""
+    """The model cannot be exported, or the exported model computes something else."""
 
 
 def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = 1e-4) -> float:
-    """Write an ONNX file whose batch size is free; returns the relative gap between onnxruntime and the model."""
+    """Write an ONNX file with a dynamic batch.
+
+    Args:
+        model: The network.
+        example: An input with a batch axis.
+        path: The file to write.
+        tolerance: The largest accepted gap; ExportError beyond it.
+
+    Returns:
+        The largest difference between onnxruntime and the model, relative to the outputs.
+    """
     target = Path(path)
     with _beside(target, model) as folder:
         aside = folder / target.name
@@ -45,7 +55,7 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *,
 
 
 def export_program(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
-    """Write a torch.export program (.pt2) whose batch size is free."""
+    """Write a torch.export program (.pt2) with a dynamic batch."""
     target = Path(path)
     with _beside(target, model) as folder, evaluating(model), _quiet():
         aside = folder / target.name
@@ -55,10 +65,10 @@ def export_program(model: nn.Module, example: Any, path: str | os.PathLike[str])
 
 @contextlib.contextmanager
 def _beside(target: Path, model: nn.Module) -> Iterator[Path]:
-    """A temporary folder in which the file is written before it takes its place."""
+    """A temporary folder for the file, on the same disk, before it is moved into place."""
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"a torch.nn.Module is exported, not a {type(model).__name__}; of what compress returns, its .model"
+            f"only a torch.nn.Module can be exported, got {type(model).__name__}; for the result of compress, pass its .model"
         )
     try:
         folder = tempfile.TemporaryDirectory(dir=target.parent)
@@ -69,7 +79,7 @@ def _beside(target: Path, model: nn.Module) -> Iterator[Path]:
 
 
 def onnx_session(model: nn.Module, inputs: Any) -> Callable[[], Any]:
-    """A function that runs the model once in onnxruntime on these inputs, with as many threads as torch."""
+    """Return a function that runs the model once in onnxruntime on these inputs, with as many threads as torch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         _onnx_program(model, inputs).save(str(path), external_data=False)
@@ -109,13 +119,12 @@ def _exported(model: nn.Module, example: Any) -> Any:
 
 
 def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
-    """The largest relative difference, on the example and on a batch of another size."""
-    session, model = _session(path), _cpu(model)
+    """Return the largest relative difference, on the example and on a batch of another size."""
+    session = _session(path)
+    model = _cpu(model)
+    tripled = tree_map(lambda t: torch.cat([t, t, t]) if isinstance(t, Tensor) else t, example)
     worst = 0.0
-    for inputs in (
-        _on_cpu(example),
-        _on_cpu(tree_map(lambda t: torch.cat([t, t, t]) if isinstance(t, Tensor) else t, example)),
-    ):
+    for inputs in (_on_cpu(example), _on_cpu(tripled)):
         with evaluating(model):
             expected = call(model, inputs)
         got = [torch.from_numpy(array) for array in session.run(None, _feed(session, inputs))]
@@ -128,7 +137,7 @@ def _session(path: Path) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Its idle threads spin by default and would slow whatever is timed next: another session, or torch.
+    # Idle threads spin by default and would slow the next measurement, of another session or of torch.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -145,12 +154,16 @@ def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Any = torch.export.Dim.DYNAMIC) -> Any:
-    free = lambda t: {0: axis} if isinstance(t, Tensor) and t.ndim else None  # noqa: E731
+    """Return the dynamic shapes of the arguments: their first axis is the batch."""
+
+    def free(value: Any) -> Any:
+        return {0: axis} if isinstance(value, Tensor) and value.ndim else None
+
     return tree_map(free, kwargs) if kwargs else tuple(tree_map(free, args))
 
 
 def _two(example: Any) -> Any:
-    """An example of batch size 1 would be traced as one that can only be 1."""
+    """Return the example with a batch of at least 2: a batch of 1 would be traced as a constant."""
     return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.ndim and len(t) == 1 else t, example)
 
 
@@ -159,11 +172,8 @@ def _on_cpu(example: Any) -> Any:
 
 
 def _cpu(model: nn.Module) -> nn.Module:
-    return (
-        model
-        if all(t.device.type == "cpu" for t in (*model.parameters(), *model.buffers()))
-        else copy.deepcopy(model).cpu()
-    )
+    is_on_cpu = all(t.device.type == "cpu" for t in (*model.parameters(), *model.buffers()))
+    return model if is_on_cpu else copy.deepcopy(model).cpu()
 
 
 def _needs(*packages: str) -> None:
@@ -174,7 +184,7 @@ def _needs(*packages: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters print and warn about their own internals."""
+    """Silence the exporters, which print and warn about their internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

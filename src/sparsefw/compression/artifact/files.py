@@ -1,4 +1,4 @@
-"""Folders of files that are either wholly there or not at all: written aside, flushed to disk, and swapped in."""
+"""Files of artifacts: folders that are replaced as a whole, JSON and tensors that are checked by hashes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sparsefw import atomic_io
 
 
 class ArtifactError(ValueError):
-    """What is wrong with an artifact, where, and what would be right: one line."""
+    """A problem with an artifact, in one line: what, where, and what would be right."""
 
 
 @contextlib.contextmanager
 def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """An empty folder to write into; when the block ends well it takes the place of `folder`, whose content is then gone.
+    """An empty folder to write into, which replaces `folder` when the block ends without an error.
 
-    A folder that is not ours is never replaced. Whatever goes wrong, a full disk or a kill, the previous one stays whole.
+    A folder that is not ours is never replaced. After a full disk or a kill, the previous one is still whole.
     """
     check_replaceable(folder, is_ours)
     try:
@@ -35,7 +35,7 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
 
 
 def check_replaceable(folder: Path, is_ours: Callable[[Path], bool]) -> None:
-    """ArtifactError unless the folder is not there, empty, or ours."""
+    """Raise ArtifactError unless the folder is missing, empty, or ours."""
     if folder == Path.cwd():
         raise ArtifactError(f"{folder} is the current folder, which cannot be replaced; choose one inside it")
     if folder.exists() and not (folder.is_dir() and (is_ours(folder) or not any(folder.iterdir()))):
@@ -49,7 +49,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def digest_of(header: Mapping[str, Any]) -> str:
-    """Of everything in a plan file but the digest itself."""
+    """Return the digest of everything in a plan file but the digest itself."""
     content = {key: value for key, value in header.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -97,7 +97,7 @@ def sha256(path: Path) -> str:
 
 
 def check_hashes(folder: Path, expected: Any, needed: Sequence[str]) -> None:
-    """Every file that is going to be read is listed, there, and what was written."""
+    """Check that every needed file is listed, exists, and is as it was written."""
     if not isinstance(expected, dict):
         raise ArtifactError(f"{folder}: lists no file hashes: not an artifact")
     for name in needed:
@@ -109,7 +109,7 @@ def check_hashes(folder: Path, expected: Any, needed: Sequence[str]) -> None:
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
-    """One hash for a set of named weights, whatever their device and memory format."""
+    """Return one hash for a set of named weights, independent of device and memory format."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()

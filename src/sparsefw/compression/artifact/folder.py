@@ -1,6 +1,6 @@
-"""Artifacts: a small model on disk without pickle.
+"""Artifacts: a compressed model on disk, without pickle.
 
-plan.json            what was done to which layer, the name of the dense architecture, hashes of the files beside it
+plan.json            the edits of every layer, the name of the dense architecture, hashes of the other files
 model.safetensors    the weights; sparse ones as a bit mask and values
 certificate.json     parity of masked, removed and ONNX model, costs, accuracy, versions, hardware, hash of the source weights
 model.onnx           on request
@@ -9,7 +9,6 @@ model.pt2            on request: a torch.export program
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -35,17 +34,16 @@ from sparsefw.compression.artifact.files import (
 )
 from sparsefw.compression.artifact.packing import pack, unique_tensors, unpack
 from sparsefw.compression.artifact.plan import Plan
-from sparsefw.compression.compressing import Compressed
+from sparsefw.compression.compressed import Compressed
 from sparsefw.compression.cost import Costs
-from sparsefw.compression.latency import measure, repeated
-from sparsefw.compression.recovery.calibration import run
-from sparsefw.compression.settings import as_number
-from sparsefw.compression.structure.layers import evaluating, is_channels_last
+from sparsefw.compression.metric import as_number
+from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
 from sparsefw.models import build_registered
 from sparsefw.text import first_line
 
-FORMAT, SCHEMA = "sparsefw-artifact", 1
+FORMAT = "sparsefw-artifact"
+SCHEMA = 1
 Constructor = Callable[[], nn.Module]
 
 
@@ -57,15 +55,20 @@ def save(
     program: bool = False,
     metrics: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a compressed model; an artifact that is already there is replaced as a whole, or stays whole.
+    """Write a compressed model into a folder.
 
-    metrics       what was measured, such as {"dense": 94.1, "compressed": 93.8}; goes into the certificate
-    onnx, program also write model.onnx (checked in onnxruntime), model.pt2
+    Args:
+        small: The result of compress.
+        folder: Where to write. An artifact that is already there is replaced as a whole, or stays whole.
+        onnx: Also write model.onnx, checked in onnxruntime.
+        program: Also write model.pt2, a torch.export program.
+        metrics: Measured values for the certificate, such as {"dense": 94.1, "compressed": 93.8}.
     """
     if not isinstance(small, Compressed) or small.source is None:
-        given = "what load returns" if isinstance(small, Compressed) else f"a {type(small).__name__}"
-        raise ValueError(f"save takes what compress returns, not {given}")
-    numbers, state = _numbers(metrics), state_of(small.model)
+        given = "the result of load" if isinstance(small, Compressed) else f"a {type(small).__name__}"
+        raise ValueError(f"save takes the result of compress, not {given}")
+    numbers = _numbers(metrics)
+    state = state_of(small.model)
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         certificate = _certificate(small, numbers)
         write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
@@ -74,9 +77,14 @@ def save(
         if program:
             export_program(small.model, small.example, aside / "model.pt2")
         write_json(aside / "certificate.json", certificate)
-        plan = {"format": FORMAT, "schema": SCHEMA, "model": built_from(small.source), "state": state}
-        hashes = {path.name: sha256(path) for path in sorted(aside.iterdir())}
-        header = {**plan, "plan": small.plan.to_json(), "sha256": hashes}
+        header = {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "model": built_from(small.source),
+            "state": state,
+            "plan": small.plan.to_json(),
+            "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
+        }
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
@@ -90,16 +98,17 @@ def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Construc
 
 
 def loaded(folder: Path, model: nn.Module, plan: Plan, certificate: Any) -> Compressed:
-    """A model read back, with the costs that its certificate states."""
+    """Return a model read back, with the costs in its certificate."""
     try:
-        dense, small = (Costs(**certificate["costs"][which]) for which in ("dense", "compressed"))
+        dense = Costs(**certificate["costs"]["dense"])
+        small = Costs(**certificate["costs"]["compressed"])
     except (KeyError, TypeError):
         raise ArtifactError(f"{folder}: its certificate states no costs") from None
     return Compressed(model, plan, dense, small, certificate=certificate)
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether everything in the folder was written here."""
+    """Return whether everything in the folder is part of an artifact."""
     try:
         header = read_json(folder / "plan.json")
         written = {"plan.json", *header["sha256"]}
@@ -109,16 +118,16 @@ def is_artifact(folder: Path) -> bool:
 
 
 def built_from(model: nn.Module) -> dict[str, Any] | None:
-    """The registry's name for the dense architecture; None for a network of the user's own."""
+    """Return the registry's record of the dense architecture; None for a network that is not in the registry."""
     record = getattr(model, "built_from", None)
     return record if isinstance(record, dict) and ":" not in str(record.get("name")) else None
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """What a module is besides its tensors."""
+    """Return the state of a module apart from its tensors."""
     extra = [key for key in model.state_dict() if key.endswith("_extra_state")]
     if extra:
-        raise ArtifactError(f"{extra[0]} is no tensor: such a model cannot be saved without pickle")
+        raise ArtifactError(f"{extra[0]} is not a tensor: such a model cannot be saved without pickle")
     return {
         "frozen": [n for n, p in model.named_parameters() if not p.requires_grad],
         "channels_last": any(is_channels_last(p) for p in model.parameters()),
@@ -135,7 +144,7 @@ def read_plan(folder: Path, data: Any) -> Plan:
 
 
 def dense_architecture(folder: Path, record: Any, constructor: Constructor | None) -> nn.Module:
-    """The dense network, without weights where it comes from the registry. Nothing else is ever resolved from a file."""
+    """Return the dense network, without weights if the registry builds it. No other name in a file is ever resolved."""
     if constructor is not None:
         if isinstance(constructor, nn.Module) or not callable(constructor):
             raise ArtifactError(
@@ -158,6 +167,7 @@ def dense_architecture(folder: Path, record: Any, constructor: Constructor | Non
 
 
 def reshape(folder: Path, plan: Plan, model: nn.Module) -> None:
+    """Give the dense model the architecture of the plan, in place."""
     try:
         plan.reshape(model)
     except (AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, StopIteration) as error:
@@ -168,7 +178,7 @@ def reshape(folder: Path, plan: Plan, model: nn.Module) -> None:
 
 
 def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any) -> None:
-    """All tensors of the model from the file, strictly; tied tensors are stored once."""
+    """Set all tensors of the model, strictly, and the rest of its state; tied tensors are stored once."""
     names = unique_names(model)
     missing = sorted(set(names.values()) - set(tensors))
     surplus = sorted(set(tensors) - set(names.values()))
@@ -196,14 +206,14 @@ def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any)
 
 
 def unique_names(model: nn.Module) -> dict[str, str]:
-    """Every name in the state dict -> the first name of the same tensor."""
+    """Map every name in the state dict to the first name of the same tensor."""
     first: dict[Tensor, str] = {}
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(tensors[name], name) if name in tensors else name for name in model.state_dict()}
 
 
 def retie(model: nn.Module, names: Mapping[str, str]) -> None:
-    """Tensors that were one before loading are one again."""
+    """Make tensors that were one before loading one again."""
     for name, first in names.items():
         if name != first:
             owner, _, local = name.rpartition(".")
@@ -211,8 +221,11 @@ def retie(model: nn.Module, names: Mapping[str, str]) -> None:
             setattr(model.get_submodule(owner), local, getattr(model.get_submodule(source_owner), source))
 
 
-def _some(names: list[str]) -> str:
-    return "none" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _some(names: list[str], shown: int = 3) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
@@ -225,29 +238,13 @@ def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:
     return numbers
 
 
-def _single(model: nn.Module, example: Any) -> Any:
-    """One item of the example; the example itself where its first axis is not a batch, and the model refuses to be given less."""
-    one = repeated(example, 1)
-    try:
-        with evaluating(model):
-            run(model, one)
-    except ValueError:
-        return example
-    return one
-
-
 def _certificate(small: Compressed, metrics: Mapping[str, float]) -> dict[str, Any]:
-    single = _single(small.model, small.example)
     assert small.source is not None
+    parity = small.parity if math.isfinite(small.parity) else None  # None: outputs that cannot be compared
     return {
-        "parity": {
-            "masked_removed": small.parity if math.isfinite(small.parity) else None
-        },  # None: outputs that cannot be compared
+        "parity": {"masked_removed": parity},
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
-        "latency": {
-            "dense": asdict(measure(copy.deepcopy(small.source), single, seconds=0.3)),
-            "compressed": asdict(measure(small.model, single, seconds=0.3)),
-        },
+        "latency": {"dense": asdict(small.latency.dense), "compressed": asdict(small.latency.compressed)},
         "metrics": dict(metrics),
         "source_sha256": hash_tensors(unique_tensors(small.source)),
         **environment(),

@@ -1,6 +1,6 @@
-"""Sparse tensors on disk: a bit mask and the nonzero values, where that is smaller than the tensor itself.
+"""Packing: sparse tensors on disk as a bit mask and the nonzero values, if that is smaller than the tensor itself.
 
-Values come back bit for bit. What is equal to 0 is not stored: in a packed tensor -0.0 comes back as 0.0.
+Values are restored bit for bit, except that -0.0 in a packed tensor becomes 0.0: entries equal to 0 are not stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MASK, VALUES, SHAPE = ".sparsefw_mask", ".sparsefw_values", ".sparsefw_shape"
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, sparse ones as three entries: mask bits, values, shape."""
+    """Return the same tensors, sparse ones as three entries: mask bits, values, shape."""
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not _is_worth_it(tensor):
@@ -30,6 +30,7 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Invert pack; ValueError if the entries of a tensor do not fit each other."""
     tensors = {name: t for name, t in packed.items() if not name.endswith((MASK, VALUES, SHAPE))}
     for key, bits in packed.items():
         if not key.endswith(MASK):
@@ -37,7 +38,8 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
         name = key.removesuffix(MASK)
         if name + VALUES not in packed or name + SHAPE not in packed:
             raise ValueError(f"{name}: a mask without values or shape")
-        values, shape = packed[name + VALUES], packed[name + SHAPE].tolist()
+        values = packed[name + VALUES]
+        shape = packed[name + SHAPE].tolist()
         count = math.prod(shape)
         if any(length < 0 for length in shape) or bits.numel() != (count + 7) // 8:
             raise ValueError(f"{name}: a mask of {bits.numel()} bytes for the shape {shape}")
@@ -51,16 +53,16 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """Bytes of the model's tensors as they would be stored."""
+    """Return the bytes of the model's tensors as they would be stored."""
     return sum(_bytes(tensor) for tensor in unique_tensors(model).values())
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state, tied tensors once, under their first name."""
+    """Return the model's state, with tied tensors once, under their first name."""
     seen: set[tuple[object, ...]] = set()
     unique: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor):  # extra state of the user's own modules
+        if not isinstance(tensor, Tensor):  # extra state of a user's module
             continue
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() == 0 or key not in seen:

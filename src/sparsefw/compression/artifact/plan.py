@@ -1,4 +1,4 @@
-"""A plan: what was done to which layer, as data. Applied to the dense model's architecture it gives the small one's."""
+"""A plan: the edits of every layer as data. Applied to the dense model's architecture, it gives the small one's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from sparsefw.compression.reasons import Cause, Reason
 from sparsefw.compression.structure import factorisation, layers, masks, surgery
 from sparsefw.compression.structure.attention import PlainAttention, unfuse
-from sparsefw.geometry.select import first_k_mask
+from sparsefw.compression.structure.channels import Side
+from sparsefw.geometry.cuts import largest_masks
 
 
 class Edit(ABC):
@@ -22,11 +24,15 @@ class Edit(ABC):
     word: ClassVar[str]
 
     @abstractmethod
+    def __str__(self) -> str:
+        """Describe the edit in a line."""
+
+    @abstractmethod
     def apply(self, model: nn.Module) -> None:
-        """Carry it out on the dense model, in place, weights included."""
+        """Apply the edit to the dense model, in place, weights included."""
 
     def reshape(self, model: nn.Module) -> None:
-        """Change the architecture only; the weights will be loaded. Works on the meta device."""
+        """Change the architecture only, in place, on any device including meta; weights are loaded later."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,13 @@ class Unfuse(Edit):
     word: ClassVar[str] = "unfuse"
 
     def apply(self, model: nn.Module) -> None:
-        if not isinstance(model.get_submodule(self.layer), PlainAttention):  # or it was replaced under another name
+        if not isinstance(model.get_submodule(self.layer), PlainAttention):  # already replaced under another name
             unfuse(model, self.layer)
 
     reshape = apply
+
+    def __str__(self) -> str:
+        return f"{self.layer}: four linear layers"
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,10 @@ class Keep(Edit):
         surgery.keep(model, self.layer, self.side, self.kept)
 
     reshape = apply
+
+    def __str__(self) -> str:
+        channels = f" {self.side} channels" if self.side in (Side.IN, Side.OUT) else ""
+        return f"{self.layer}: keeps {len(self.kept)}{channels}"
 
 
 @dataclass(frozen=True)
@@ -74,10 +87,13 @@ class Split(Edit):
             model, self.layer, nn.Sequential(*factorisation.empty_pair(model.get_submodule(self.layer), self.rank))
         )
 
+    def __str__(self) -> str:
+        return f"{self.layer}: two layers of rank {self.rank}"
+
 
 @dataclass(frozen=True)
 class Zero(Edit):
-    """Filters of a layer are 0: masked, the architecture stays."""
+    """Filters of a layer are 0; the architecture stays (masked)."""
 
     layer: str
     filters: tuple[int, ...]
@@ -86,10 +102,13 @@ class Zero(Edit):
     def apply(self, model: nn.Module) -> None:
         surgery.zero_filters(model.get_submodule(self.layer), self.filters)
 
+    def __str__(self) -> str:
+        return f"{self.layer}: {len(self.filters)} filters zeroed"
+
 
 @dataclass(frozen=True)
 class Mute(Edit):
-    """Heads of an attention block are not read: masked, the architecture stays."""
+    """Heads of an attention block are not read; the architecture stays (masked)."""
 
     layer: str
     heads: tuple[int, ...]
@@ -98,10 +117,13 @@ class Mute(Edit):
     def apply(self, model: nn.Module) -> None:
         surgery.zero_heads(model.get_submodule(self.layer), self.heads)
 
+    def __str__(self) -> str:
+        return f"{self.layer}: {len(self.heads)} heads are not read"
+
 
 @dataclass(frozen=True)
 class Truncate(Edit):
-    """A layer's weight has this rank but stays one layer, because two would not be smaller."""
+    """A layer's weight gets this rank but stays one layer, because two would not be smaller."""
 
     layer: str
     rank: int
@@ -111,10 +133,13 @@ class Truncate(Edit):
         layer = model.get_submodule(self.layer)
         layers.set_weight(layer, factorisation.truncate(layers.as_matrices(layer), self.rank))
 
+    def __str__(self) -> str:
+        return f"{self.layer}: rank {self.rank} in one layer (two would not be smaller)"
+
 
 @dataclass(frozen=True)
 class Thin(Edit):
-    """All but the `nonzero` largest of a layer's weights are 0 (the n largest of every m along the inputs, where given)."""
+    """All but the `nonzero` largest of a layer's weights are 0; with a pattern, all but the n largest of every m inputs."""
 
     layer: str
     nonzero: int
@@ -125,13 +150,15 @@ class Thin(Edit):
     def apply(self, model: nn.Module) -> None:
         layer = model.get_submodule(self.layer)
         weight = layers.weight_of(layer)
-        mask = (
-            masks.n_m_mask(layer, *self.pattern)
-            if self.pattern
-            else first_k_mask(weight.detach().abs().flatten(), self.nonzero).view(weight.shape)
-        )
+        if self.pattern:
+            mask = masks.n_m_mask(layer, *self.pattern)
+        else:
+            (mask,) = largest_masks([weight], self.nonzero)
         with torch.no_grad():
             weight.mul_(mask)
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.nonzero} of {self.of} weights nonzero"
 
 
 EDITS: dict[str, type[Edit]] = {edit.word: edit for edit in (Unfuse, Keep, Split, Zero, Mute, Truncate, Thin)}
@@ -139,48 +166,64 @@ EDITS: dict[str, type[Edit]] = {edit.word: edit for edit in (Unfuse, Keep, Split
 
 @dataclass(frozen=True)
 class Untouched:
-    """What was left as it is, and why; or, as a note, something else that should be known about a layer."""
+    """A layer that was left as it is, and why; or a note about a layer that was compressed.
+
+    reason   the text for people, and all that a file holds
+    cause    the type that code branches on; None if it was read from a file
+    """
 
     layer: str
     reason: str
     note: bool = False
+    cause: Cause | None = field(default=None, compare=False)
+
+    @classmethod
+    def because(cls, layer: str, reason: Reason) -> Untouched:
+        return cls(layer, reason.text, reason.cause.is_note, reason.cause)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"layer": self.layer, "reason": self.reason, "note": self.note}
 
 
 def in_words(untouched: Iterable[Untouched], shown: int = 3) -> list[str]:
-    """A line for every reason, with the layers that it holds for."""
+    """Return a line for every reason, with the first layers that it holds for."""
     groups: dict[tuple[bool, str], list[str]] = {}
     for entry in untouched:
         groups.setdefault((entry.note, entry.reason), []).append(entry.layer)
     lines = []
     for (note, reason), names in groups.items():
         more = f" and {len(names) - shown} more" if len(names) > shown else ""
-        lines.append(f"{'note' if note else 'left as it is'}: {', '.join(names[:shown])}{more}: {reason}")
+        heading = "note" if note else "left as it is"
+        lines.append(f"{heading}: {', '.join(names[:shown])}{more}: {reason}")
     return lines
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The edits that make the small model, the layers that have none, and the request behind it."""
+
     edits: tuple[Edit, ...] = ()
     untouched: tuple[Untouched, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, model: nn.Module) -> None:
-        """Carry the plan out on the dense model, in place."""
+        """Apply all edits to the dense model, in place, weights included."""
         for edit in self.edits:
             edit.apply(model)
 
     def reshape(self, model: nn.Module) -> None:
-        """Give a freshly built dense model the small one's architecture, in place."""
+        """Give a newly built dense model the small one's architecture, in place."""
         for edit in self.edits:
             edit.reshape(model)
 
     def to_json(self) -> dict[str, Any]:
         edits = [{"edit": edit.word, **asdict(edit)} for edit in self.edits]  # type: ignore[call-overload]
-        return {"request": dict(self.request), "edits": edits, "untouched": [asdict(u) for u in self.untouched]}
+        untouched = [entry.to_json() for entry in self.untouched]
+        return {"request": dict(self.request), "edits": edits, "untouched": untouched}
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """The plan in a file; ValueError, in one line, for whatever is not one."""
+        """Return the plan in the data of a file; ValueError, in one line, if it is not one."""
         try:
             edits = tuple(_edit(dict(entry)) for entry in data["edits"])
             untouched = tuple(Untouched(str(u["layer"]), str(u["reason"]), bool(u["note"])) for u in data["untouched"])
@@ -189,7 +232,7 @@ class Plan:
             raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
 
     def __str__(self) -> str:
-        lines = [_sentence(edit) for edit in self.edits if not isinstance(edit, Unfuse)]
+        lines = [str(edit) for edit in self.edits if not isinstance(edit, Unfuse)]
         return "\n".join([*lines, *in_words(self.untouched)])
 
 
@@ -205,6 +248,7 @@ _IS: dict[str, Callable[[Any], bool]] = {
 
 
 def _edit(entry: dict[str, Any]) -> Edit:
+    """Return the edit in the data of a file, with its fields checked."""
     word = entry.pop("edit")
     if word not in EDITS:
         raise ValueError(f"not a plan: unknown edit {word!r}")
@@ -214,24 +258,3 @@ def _edit(entry: dict[str, Any]) -> Edit:
         if name not in types or not _IS[types[name]](value):
             raise ValueError(f"not a plan: {word} of {entry.get('layer')!r} has {name} = {value!r}")
     return EDITS[word](**values)
-
-
-def _sentence(edit: Edit) -> str:
-    match edit:
-        case Keep(layer, side, kept):
-            return (
-                f"{layer}: keeps {len(kept)} {side} channels"
-                if side in ("in", "out")
-                else f"{layer}: keeps {len(kept)}"
-            )
-        case Split(layer, rank):
-            return f"{layer}: two layers of rank {rank}"
-        case Truncate(layer, rank):
-            return f"{layer}: rank {rank} in one layer (two would not be smaller)"
-        case Mute(layer, heads):
-            return f"{layer}: {len(heads)} heads are not read"
-        case Zero(layer, filters):
-            return f"{layer}: {len(filters)} filters zeroed"
-        case Thin(layer, nonzero, of, _):
-            return f"{layer}: {nonzero} of {of} weights nonzero"
-    return str(edit)

@@ -1,4 +1,4 @@
-"""Rank: layers split in two by their leading singular vectors."""
+"""Rank: layers split in two along their leading singular vectors."""
 
 from __future__ import annotations
 
@@ -8,44 +8,48 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Uniform, Unit
 from sparsefw.compression.artifact.plan import Edit, Split, Truncate, Untouched
-from sparsefw.compression.kinds.stage import Job, Stage, cuts
+from sparsefw.compression.kinds.stage import Stage, StageRequest, cuts
+from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut import Solution
 from sparsefw.compression.recovery.refit import best_rank
 from sparsefw.compression.settings import Selection
 from sparsefw.compression.structure import factorisation
 from sparsefw.compression.structure.layers import as_matrices, forward_order, is_layer, set_weight, shared_layers
+from sparsefw.geometry.cuts import low_rank_factors
 from sparsefw.geometry.subspace import gram_values
 from sparsefw.kinds import RANK
 
 
 @cuts(RANK.family)
 class LowRank(Stage):
-    """Layers split in two; one that would not get smaller stays one, with the truncated weight."""
+    """Layers split in two; a layer that would not get smaller stays one, with the truncated weight."""
 
     def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
         """`order`: the names of the layers as they are called. The last one writes the output and keeps its rank."""
         shared = shared_layers(model)
 
-        def obstacle(name: str) -> str:
+        def obstacle(name: str) -> Reason | None:
             if name in shared:
-                return f"shares its weight with {shared[name]}"
+                return because(Cause.SHARED_WEIGHT, other=shared[name])
             if name == order[-1]:
-                return "the model's output"
+                return because(Cause.OUTPUT)
             return factorisation.obstacle(model, name)
 
-        taken = [n for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
-        reasons = {n: obstacle(n) for n in order if n in taken}
-        reasons |= {n: "never called by itself" for n in taken if n not in reasons}
-        super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items() if r])
-        self.layers = {n: model.get_submodule(n) for n, reason in reasons.items() if not reason}
-        self.units = [Unit(n, _spectrum(layer)) for n, layer in self.layers.items()]
+        taken = [name for name, module in model.named_modules() if is_layer(module) and selection.takes(name)]
+        reasons = {name: obstacle(name) for name in order if name in taken}
+        reasons |= {name: because(Cause.NOT_CALLED_ITSELF) for name in taken if name not in reasons}
+        untouched = [Untouched.because(name, reason) for name, reason in reasons.items() if reason is not None]
+        super().__init__(model, allocation, selection, untouched)
+        self.layers = {name: model.get_submodule(name) for name, reason in reasons.items() if reason is None}
+        self.units = [Unit(name, _spectrum(layer)) for name, layer in self.layers.items()]
 
     @classmethod
-    def of(cls, job: Job) -> Stage:
-        return cls(job.model, job.allocation, job.settings.selection, forward_order(job.model, job.example))
+    def of(cls, request: StageRequest) -> Stage:
+        order = forward_order(request.model, request.example)
+        return cls(request.model, request.allocation, request.settings.selection, order)
 
     def counts(self, level: float) -> list[int]:
-        if level and isinstance(self.allocation, Uniform):  # floor, as the paper's: at least what was asked is removed
+        if level and isinstance(self.allocation, Uniform):  # floor, as in the paper: at least the ratio is removed
             return [factorisation.kept_rank(layer, level, self.selection.round_to) for layer in self.layers.values()]
         return super().counts(level)
 
@@ -57,14 +61,15 @@ class LowRank(Stage):
         ]
 
     def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
-        return [Untouched(e.layer, "two layers would not be smaller") for e in edits if isinstance(e, Truncate)]
+        reason = because(Cause.TWO_NOT_SMALLER)
+        return [Untouched.because(edit.layer, reason) for edit in edits if isinstance(edit, Truncate)]
 
     def write(self, layer: nn.Module, edit: Split | Truncate | None, solution: Solution) -> Tensor:
         if edit is None:
             return super().write(layer, edit, solution)
         weight = best_rank(solution, edit.rank)
         if isinstance(layer, nn.Sequential):
-            outer, inner = factorisation.factors(weight, edit.rank)
+            outer, inner = low_rank_factors(weight, edit.rank)
             set_weight(layer[0], inner)
             set_weight(layer[1], outer)
         else:
@@ -73,6 +78,6 @@ class LowRank(Stage):
 
 
 def _spectrum(layer: nn.Module) -> Tensor:
-    """Singular values; of grouped layers the root mean square over the groups, since all groups keep the same rank."""
+    """Return the singular values; of grouped layers their root mean square, because all groups keep the same rank."""
     values = gram_values(as_matrices(layer).detach())
     return values.square().mean(0).sqrt().cpu()

@@ -1,4 +1,4 @@
-"""A stage: one kind's way to cut a network. Each kind has one, registered under its name."""
+"""A stage: how one kind cuts a network. Each kind has one, registered under its name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Uniform, Unit
 from sparsefw.compression.artifact.plan import Edit, Keep, Untouched
+from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.recovery.cut import Cut, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
 from sparsefw.compression.structure.attention import PlainAttention
-from sparsefw.compression.structure.channels import EACH, HEADS, OUT
+from sparsefw.compression.structure.channels import Side
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
 
-COMPUTED = "its weight is computed from others"
-
 
 @dataclass(frozen=True)
-class Job:
-    """What a stage is made of: the kind, the network, and how the user wants it cut.
+class StageRequest:
+    """The inputs of a stage: the kind, the network, and how the user wants it cut.
 
-    others: the kinds that are asked for by name beside this one.
+    allocation   how much each layer loses
+    others       the other kinds that the user asked for by name
     """
 
     kind: Kind
@@ -39,46 +39,57 @@ class Job:
     allocation: Allocation
     others: frozenset[Kind] = frozenset()
 
+    @property
+    def score(self) -> str:
+        """The name of the score by which units are ranked: the user's choice, or the kind's."""
+        score = self.settings.score or self.kind.score
+        assert score is not None, f"{self.kind.name} has no score"
+        return score
+
 
 class Stage(ABC):
     """(model, how many of each unit are kept) -> a new, smaller model."""
 
-    # Allocations whose level is the ratio that is removed, so that none has to be searched for.
+    # Allocations whose level is the ratio that is removed: no level has to be searched for.
     by_ratio: ClassVar[tuple[type[Allocation], ...]] = (Uniform,)
 
-    layer_word: ClassVar[str] = "layer"  # what it looks for
+    layer_word: ClassVar[str] = "layer"  # the layers that it compresses, in messages
 
     @property
     def has_one_size(self) -> bool:
-        """Whether how much is removed is not for the user to say."""
+        """Return whether the kind itself decides how much is removed."""
         return False
 
     @classmethod
     @abstractmethod
-    def of(cls, job: Job) -> Stage:
-        """The stage for this job."""
+    def of(cls, request: StageRequest) -> Stage:
+        """Return the stage for this request."""
 
     def __init__(
         self, model: nn.Module, allocation: Allocation, selection: Selection, untouched: Sequence[Untouched] = ()
     ) -> None:
-        self.model, self.allocation, self.selection = model, allocation, selection
+        self.model = model
+        self.allocation = allocation
+        self.selection = selection
         self.untouched = tuple(untouched)
         self.units: list[Unit] = []
 
     def counts(self, level: float) -> list[int]:
-        """How many each unit keeps at a level; level 0 leaves everything, rounding included. There may be no unit left."""
+        """Return how many each unit keeps at a level; at level 0 all, without rounding. There may be no units."""
         if level == 0 or not self.units:
             return [unit.count for unit in self.units]
         kept = self.allocation.kept(self.units, level)
         return [unit.rounded(count, self.selection.round_to) for unit, count in zip(self.units, kept, strict=True)]
 
     def removed_share(self, counts: Sequence[int]) -> float:
+        """Return the fraction of all units' magnitudes that is removed if each keeps this many."""
         total = sum(unit.count for unit in self.units)
         return 1 - sum(counts) / total if total else 0.0
 
     def cut(self, counts: Sequence[int]) -> Cut:
-        """A copy on which the choice is carried out."""
-        edits, small = self.edits(counts), copy.deepcopy(self.model)
+        """Return a compressed copy in which every unit keeps this many."""
+        edits = self.edits(counts)
+        small = copy.deepcopy(self.model)
         for edit in edits:
             edit.apply(small)
         by_layer = {edit.layer: edit for edit in edits if not isinstance(edit, Keep)}
@@ -90,24 +101,26 @@ class Stage(ABC):
         return Cut(small, tuple(edits), untouched, kept_rows(self.model, edits), write)
 
     def too_coarse(self, counts: Sequence[int]) -> list[Untouched]:
-        """Units that keep everything because they have no more than the multiple to which counts are rounded."""
+        """Return the units that keep everything because they have no more than the multiple to which counts are rounded."""
         multiple = self.selection.round_to
-        return [
-            Untouched(unit.name, f"has {unit.count * unit.width}, no more than round_to={multiple} keeps")
-            for unit, count in zip(self.units, counts, strict=True)
-            if count == unit.count > 1 and unit.rounded(1, multiple) == unit.count
-        ]
+        untouched = []
+        for unit, count in zip(self.units, counts, strict=True):
+            if count == unit.count > 1 and unit.rounded(1, multiple) == unit.count:
+                channels = unit.count * unit.width
+                reason = because(Cause.TOO_FEW_FOR_MULTIPLE, count=channels, multiple=multiple)
+                untouched.append(Untouched.because(unit.name, reason))
+        return untouched
 
     @abstractmethod
     def edits(self, counts: Sequence[int]) -> list[Edit]:
-        """What keeping so many of each unit means for the layers."""
+        """Return the edits with which every unit keeps this many."""
 
     def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
-        """What the user should know about this choice."""
+        """Return what the user should know about these edits."""
         return []
 
     def write(self, layer: nn.Module, edit: Any, solution: Solution) -> Tensor:
-        """Give a layer of the copy, which had this edit, its refitted weight; returns it, as matrices. Zeros stay zeros."""
+        """Write the refitted weight into a layer of the copy that had this edit; return it as matrices. Zeros stay zeros."""
         weight = on_support(solution, as_matrices(layer) != 0)
         set_weight(layer, weight)
         return weight
@@ -127,29 +140,34 @@ def cuts(*families: str) -> Callable[[S], S]:
     return register
 
 
-def stage_for(job: Job) -> Stage:
-    return STAGES[job.kind.family].of(job)
+def stage_for(request: StageRequest) -> Stage:
+    """Return the stage that cuts the kind of this request."""
+    return STAGES[request.kind.family].of(request)
 
 
 def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
-    """For every layer that lost outputs: which of the dense layer's outputs it still computes."""
+    """Map every layer that lost outputs to the dense layer's outputs that it still computes."""
     rows: dict[str, list[int]] = {}
+    modules = dict(dense.named_modules())
     for edit in edits:
         if not isinstance(edit, Keep):
             continue
-        if edit.side == OUT:
+        if edit.side == Side.OUT:
             rows[edit.layer] = list(edit.kept)
-        elif edit.side == EACH and edit.layer in dict(dense.named_modules()):
-            module = dense.get_submodule(edit.layer)
+        elif edit.side == Side.HEADS:
+            rows |= _rows_of_heads(edit.layer, modules[edit.layer], edit.kept)
+        elif edit.side == Side.EACH:
+            module = modules.get(edit.layer)  # None for a bare parameter
             if isinstance(module, AnyConv):
                 times = module.out_channels // module.in_channels
                 rows[edit.layer] = [channel * times + i for channel in edit.kept for i in range(times)]
-        elif edit.side == HEADS:
-            block: Any = dense.get_submodule(edit.layer)
-            own = [head * block.head_dim + i for head in edit.kept for i in range(block.head_dim)]
-            inner = block.num_heads * block.head_dim
-            if isinstance(block, PlainAttention):
-                rows.update({f"{edit.layer}.{part}": own for part in ("query", "key", "value")})
-            else:
-                rows[f"{edit.layer}.qkv"] = [part * inner + row for part in range(3) for row in own]
     return rows
+
+
+def _rows_of_heads(name: str, block: Any, heads: Sequence[int]) -> dict[str, list[int]]:
+    """Map the projections that write the heads of an attention block to the outputs that belong to these heads."""
+    outputs = [head * block.head_dim + i for head in heads for i in range(block.head_dim)]
+    if isinstance(block, PlainAttention):
+        return {f"{name}.{part}": outputs for part in ("query", "key", "value")}
+    width = block.num_heads * block.head_dim
+    return {f"{name}.qkv": [part * width + output for part in range(3) for output in outputs]}

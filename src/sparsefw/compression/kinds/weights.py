@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Global, Uniform, Unit
 from sparsefw.compression.artifact.plan import Edit, Thin, Untouched
-from sparsefw.compression.kinds.stage import COMPUTED, Job, Stage, cuts
+from sparsefw.compression.kinds.stage import Stage, StageRequest, cuts
+from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.settings import Selection
 from sparsefw.compression.structure import masks
 from sparsefw.compression.structure.layers import is_layer, weight_of
@@ -23,29 +24,33 @@ class SparseWeights(Stage):
     by_ratio: ClassVar[tuple[type[Allocation], ...]] = (Uniform, Global)
 
     @classmethod
-    def of(cls, job: Job) -> Stage:
-        kind = job.kind
+    def of(cls, request: StageRequest) -> Stage:
+        kind = request.kind
         pattern = (kind.n, kind.m) if isinstance(kind, Pattern) else None
-        return cls(job.model, job.allocation, job.settings.selection, pattern)
+        return cls(request.model, request.allocation, request.settings.selection, pattern)
 
     def __init__(
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
     ) -> None:
-        taken = [(n, m) for n, m in model.named_modules() if is_layer(m) and selection.takes(n)]
-        excluded = {m.weight: n for n, m in model.named_modules() if is_layer(m) and not selection.takes(n)}
+        layers = {name: module for name, module in model.named_modules() if is_layer(module)}
+        taken = {name: layer for name, layer in layers.items() if selection.takes(name)}
+        excluded = {layer.weight: name for name, layer in layers.items() if name not in taken}
         reasons = {
-            n: f"shares its weight with {excluded[m.weight]}, which is excluded"
-            for n, m in taken
-            if m.weight in excluded
+            name: because(Cause.SHARED_WITH_EXCLUDED, other=excluded[layer.weight])
+            for name, layer in taken.items()
+            if layer.weight in excluded
         }
-        reasons |= {n: COMPUTED for n, m in taken if not isinstance(m.weight, nn.Parameter)}
-        super().__init__(model, allocation, selection, [Untouched(n, r) for n, r in reasons.items()])
+        reasons |= {
+            name: because(Cause.COMPUTED_WEIGHT)
+            for name, layer in taken.items()
+            if not isinstance(layer.weight, nn.Parameter)
+        }
+        untouched = [Untouched.because(name, reason) for name, reason in reasons.items()]
+        super().__init__(model, allocation, selection, untouched)
         self.pattern = pattern
-        found = [(n, m) for n, m in taken if n not in reasons]
-        owners = {weight_of(m): n for n, m in reversed(found)}  # a weight that several layers share is one weight
-        self.layers = {n: m for n, m in found if owners[weight_of(m)] == n}
-        self.weights: dict[str, Tensor] = {n: weight_of(m) for n, m in self.layers.items()}
-        self.units = [Unit(n, w.detach().abs().flatten().float().cpu()) for n, w in self.weights.items()]
+        self.layers = _one_per_weight({name: layer for name, layer in taken.items() if name not in reasons})
+        self.weights: dict[str, Tensor] = {name: weight_of(layer) for name, layer in self.layers.items()}
+        self.units = [Unit(name, _magnitudes(weight)) for name, weight in self.weights.items()]
 
     @property
     def has_one_size(self) -> bool:
@@ -55,7 +60,7 @@ class SparseWeights(Stage):
         if self.pattern is not None:
             return [int(masks.n_m_mask(layer, *self.pattern).sum()) for layer in self.layers.values()]
         if level and self.units and isinstance(self.allocation, Global):
-            # by raw magnitude, as the paper's: exactly floor(level * N) go
+            # By raw magnitude, as in the paper: exactly floor(level * N) are removed.
             return [int(mask.sum()) for mask in masks.global_masks(self.weights, level).values()]
         return super().counts(level)
 
@@ -64,5 +69,20 @@ class SparseWeights(Stage):
         return [Thin(name, count, weight.numel(), self.pattern or ()) for (name, weight), count in kept]
 
     def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
-        thin = [e for e in edits if isinstance(e, Thin) and e.nonzero < 0.01 * e.of]
-        return [Untouched(e.layer, f"nearly empty: {e.nonzero} of {e.of} weights left", note=True) for e in thin]
+        return [
+            Untouched.because(edit.layer, because(Cause.NEARLY_EMPTY, nonzero=edit.nonzero, count=edit.of))
+            for edit in edits
+            if isinstance(edit, Thin) and edit.nonzero < 0.01 * edit.of
+        ]
+
+
+def _one_per_weight(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the layers without those whose weight an earlier one already has."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, layer in layers.items():
+        owners.setdefault(weight_of(layer), name)
+    return {name: layer for name, layer in layers.items() if owners[weight_of(layer)] == name}
+
+
+def _magnitudes(weight: Tensor) -> Tensor:
+    return weight.detach().abs().flatten().float().cpu()

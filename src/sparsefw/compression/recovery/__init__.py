@@ -1,1 +1,1 @@
-"""What a smaller network gets back without retraining: BatchNorm statistics, moments, weights fitted in closed form."""
+"""Recovery without retraining: BatchNorm statistics, moments, weights fitted in closed form."""

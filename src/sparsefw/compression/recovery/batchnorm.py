@@ -1,9 +1,9 @@
-"""BatchNorm statistics recomputed exactly: the population moments of what each layer sees in the network as it is now.
+"""BatchNorm statistics recomputed exactly: the population moments of the inputs of each batch norm in the network as it is now.
 
     mean = sum x / N,   variance = sum x^2 / N - mean^2        over all positions of all calibration batches
 
-in one pass in which batch norms use the statistics of the batch, with sums in float64. Not the framework's running average,
-which weighs late batches more and forgets.
+in one pass in which batch norms use the statistics of the batch, with sums in float64. It is not the framework's running
+average, which gives late batches more weight and forgets early ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class Moments:
 
 
 def recalibrate(model: nn.Module, calibration: Iterable[Any]) -> nn.Module:
-    """A copy of the model whose BatchNorm statistics are the moments of the calibration inputs."""
+    """Return a copy of the model whose BatchNorm statistics are the moments on the calibration inputs.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> recalibrate(norm, [torch.tensor([[1.0], [3.0]])]).running_mean
+    tensor([2.])
+    """
     new = copy.deepcopy(model)
     recalibrate_(new, Calibration(calibration, device_of(new)))
     return new
@@ -55,7 +60,7 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def recalibrate_(model: nn.Module, calibration: Calibration) -> None:
-    """The same in place. In a torch.distributed job every process passes its own batches and all get the common moments."""
+    """Recalibrate in place. In a torch.distributed job every process passes its own batches; all get the common moments."""
     moments = {m: Moments() for m in model.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None}
     if not moments:
         return
@@ -89,11 +94,11 @@ def _watch(moments: dict[Any, Moments]) -> Any:
 
 
 class batch_statistics:  # noqa: N801  (reads as a verb phrase in `with`)
-    """Batch norms of a model in evaluation mode normalise by the statistics of the batch; afterwards by their own again.
+    """Within the block, batch norms of a model in evaluation mode normalise by the statistics of the batch.
 
-    Before each call the batch's statistics take the place of the running ones, so that whatever else a subclass computes
-    still happens (timm's also activate), and SyncBatchNorm normalises its own batch, as one process would. A batch with one
-    value per channel has no variance; it is normalised by the running statistics.
+    Before each call, the batch's statistics replace the running ones: whatever else a subclass computes still happens (timm's
+    also activate), and SyncBatchNorm normalises its own batch, as one process would. A batch with one value per channel has no
+    variance; it is normalised by the running statistics.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -26,9 +26,9 @@ class Calibration:
     """Inputs from any iterable of batches, on the model's device.
 
     A batch is a tensor, a dict of keyword arguments (its "labels" are dropped), or a tuple or list whose first item is the
-    input and whose others (labels) are ignored. Something that can be iterated over again, such as a DataLoader, is read
-    again in every pass with the random numbers of seed 0, so that shuffling and augmentation repeat; an iterator, such as a
-    generator, is read once and held.
+    input and whose others (labels) are ignored. An iterable that can be read again, such as a DataLoader, is read in every pass
+    with the random numbers of seed 0, so that shuffling and augmentation repeat; an iterator, such as a generator, is read once
+    and kept.
     """
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:
@@ -39,19 +39,19 @@ class Calibration:
             )
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = device
-        self.count = 0  # of inputs, known after a pass
+        self.count = 0  # of inputs; known after the first pass
 
     def __iter__(self) -> Iterator[Any]:
-        empty, count = True, 0
+        count = 0
         with _repeated_randomness(self._batches):
             for batch in _from_the_start(self._batches):
                 inputs = tree_map(self._move, inputs_of(batch))
                 if not batch_size(inputs):
                     raise ValueError("calibration has an empty batch")
-                empty, count = False, count + batch_size(inputs)
+                count += batch_size(inputs)
                 yield inputs
         self.count = count
-        if empty:
+        if not count:
             raise ValueError("calibration is empty: it has no batch")
 
     def _move(self, value: Any) -> Any:
@@ -59,12 +59,12 @@ class Calibration:
 
     @property
     def example(self) -> Any:
-        """One input of batch size 1 to 2, cut from the first batch: enough to follow shapes."""
-        return cut(next(iter(self)), 2)
+        """The first one or two items of the first batch: enough to follow shapes."""
+        return first_items(next(iter(self)), 2)
 
 
 def _from_the_start(batches: Any) -> Any:
-    """Persistent workers would go on with the random numbers of the pass before: a loader with fresh ones."""
+    """Return a loader with new workers: persistent ones would continue the random numbers of the last pass."""
     if isinstance(batches, DataLoader) and batches.persistent_workers:
         batches = copy.copy(batches)
         batches._iterator = None
@@ -73,13 +73,17 @@ def _from_the_start(batches: Any) -> Any:
 
 @contextlib.contextmanager
 def _repeated_randomness(batches: Any) -> Iterator[None]:
-    """Random numbers of seed 0 from torch, numpy, `random` and the loader's own generator; afterwards all go on as before.
+    """Within the block, seed 0 for torch, numpy, `random` and the loader's generator; afterwards all have their old state.
 
-    Generators of a GPU are left alone: torch.manual_seed would reset them, and data is not drawn there.
+    Generators of a GPU are left alone: torch.manual_seed would reset them, and no data is drawn there.
     """
-    own = getattr(batches, "generator", None)
-    generators = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else [])]
-    before = [generator.get_state() for generator in generators], random.getstate(), np.random.get_state()
+    generators = [torch.default_generator]
+    loader_generator = getattr(batches, "generator", None)
+    if isinstance(loader_generator, torch.Generator):
+        generators.append(loader_generator)
+    torch_states = [generator.get_state() for generator in generators]
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     for generator in generators:
         generator.manual_seed(0)
     random.seed(0)
@@ -87,13 +91,14 @@ def _repeated_randomness(batches: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for generator, state in zip(generators, before[0], strict=True):
+        for generator, state in zip(generators, torch_states, strict=True):
             generator.set_state(state)
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch, without labels."""
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in ("labels", "label")}
     if isinstance(batch, (tuple, list)):
@@ -104,29 +109,34 @@ def inputs_of(batch: Any) -> Any:
 
 
 def batch_size(inputs: Any) -> int:
+    """Return the length of the first tensor.
+
+    >>> batch_size({"image": torch.zeros(8, 3)})
+    8
+    """
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim]
     return int(tensors[0].shape[0]) if tensors else 1
 
 
-def cut(inputs: Any, items: int) -> Any:
-    """The first items of a batch; what is not along the batch, such as a mask that all items share, stays."""
+def first_items(inputs: Any, count: int) -> Any:
+    """Return the first items of a batch; tensors without a batch axis, such as a mask that all items share, stay."""
     size = batch_size(inputs)
-    return tree_map(lambda t: t[:items] if isinstance(t, Tensor) and t.ndim and len(t) == size else t, inputs)
+    return tree_map(lambda t: t[:count] if isinstance(t, Tensor) and t.ndim and len(t) == size else t, inputs)
 
 
-def run(model: nn.Module, inputs: Any, what: str = "calibration") -> Any:
-    """The model on one batch of calibration; what does not fit is said in one line."""
+def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:
+    """Run the model on inputs of the user; ValueError, in one line, if they do not fit."""
     if not any(isinstance(t, Tensor) for t in tree_leaves(inputs)):
-        raise ValueError(f"{what} has no tensor in it: {type(inputs).__name__}; give torch tensors, with a batch axis")
+        raise ValueError(f"{name} has no tensor in it: {type(inputs).__name__}; give torch tensors, with a batch axis")
     for tensor in tree_leaves(inputs):
-        # -inf may be there for a purpose: masks of attention.
+        # -inf may be there on purpose: masks of attention.
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool((tensor < torch.inf).all()):
-            raise ValueError(f"{what} contains NaN or inf")
+            raise ValueError(f"{name} contains NaN or inf")
     try:
         return call(model, inputs)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-        raise ValueError(f"{what} does not fit the model: inputs of shape {shapes}: {first_line(error)}") from error
+        raise ValueError(f"{name} does not fit the model: inputs of shape {shapes}: {first_line(error)}") from error
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -136,21 +146,21 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def rank_of() -> tuple[int, int]:
-    """Which process of a torch.distributed job this is, and of how many; (0, 1) outside of one."""
+    """Return the rank of this process in a torch.distributed job and the number of processes; (0, 1) outside of one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 
 def add_over_ranks(tensors: Iterable[Tensor]) -> None:
-    """Sum over the processes of a torch.distributed job, in place; nothing to do in a single one."""
+    """Sum over the processes of a torch.distributed job, in place."""
     if rank_of()[1] > 1:
         for tensor in tensors:
             torch.distributed.all_reduce(tensor)
 
 
 def mean_over_ranks(value: float) -> float:
-    """What the processes of a torch.distributed job measured, averaged: all must decide alike."""
+    """Return the mean over the processes of a torch.distributed job, which must all decide alike."""
     world = rank_of()[1]
     if world == 1:
         return value

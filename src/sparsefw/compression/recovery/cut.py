@@ -1,4 +1,4 @@
-"""A cut: what a kind makes of a network, before and while it is recovered."""
+"""A cut: a network that a kind has made smaller, before and during recovery."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Solution:
 
 @dataclass(frozen=True)
 class Cut:
-    """A compressed copy, what was done to it, and what refitting needs to know.
+    """A compressed copy, its edits, and what refitting needs to know.
 
-    rows    layer -> which of the dense layer's outputs it still computes, for layers that lost some
-    write   writes a least-squares solution into a layer; returns the weight that it now has, as matrices
+    rows    layer -> the dense layer's outputs that it still computes, for layers that lost some
+    write   writes a least-squares solution into a layer; returns its new weight, as matrices
     """
 
     model: nn.Module

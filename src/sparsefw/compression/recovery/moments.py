@@ -1,4 +1,4 @@
-"""For networks without BatchNorm: the mean and variance of every layer's outputs are brought back to the dense network's.
+"""Matched moments, for networks without BatchNorm: the mean and variance of every layer's outputs become the dense network's.
 
     y'_j = (y_j - mean_j) * scale_j + dense mean_j,   scale_j = dense deviation_j / deviation_j, within [1/2, 2]
 
@@ -29,7 +29,8 @@ def match_moments(
     for done, name in enumerate(order):
         if progress is not None:
             progress(done, len(order), name)
-        layer, current = dense.get_submodule(name), cut.model.get_submodule(name)
+        layer = dense.get_submodule(name)
+        current = cut.model.get_submodule(name)
         last = current[-1] if isinstance(current, nn.Sequential) else current
         wanted, got = Moments(), Moments()
         with evaluating(dense), evaluating(cut.model):

@@ -1,4 +1,4 @@
-"""Samples of one layer: what it sees and what it should compute, as columns, a few images at a time."""
+"""Samples of one layer: its inputs and the outputs that it should compute, as columns, a few images at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATCH_BYTES = 256 * 2**20
 
 
 def choose_positions(layer: nn.Module, output: Tensor, generator: torch.Generator) -> Tensor:
-    """Which positions of a convolution's output map are used; of a linear layer none are chosen."""
+    """Return the positions of a convolution's output map to sample; none for a linear layer."""
     if not isinstance(layer, AnyConv):
         return torch.empty(0, dtype=torch.long)
     total = math.prod(output.shape[-len(layer.kernel_size) :])
@@ -30,7 +30,7 @@ def choose_positions(layer: nn.Module, output: Tensor, generator: torch.Generato
 def samples(
     layer: nn.Module, x: Tensor, y: Tensor, rows: list[int] | None, positions: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs x (g, inputs * taps, samples), y (g, outputs, samples) of a layer's input x and the wanted output y, cut to rows."""
+    """Yield pairs x (g, inputs * taps, samples), y (g, outputs, samples) of a layer's input and the wanted output's rows."""
     axis = channel_axis(layer, y)
     if rows is not None:
         y = y.index_select(axis, torch.as_tensor(rows, device=y.device))
@@ -41,8 +41,10 @@ def samples(
     if axis == 0:  # without a batch axis
         x, y = x.unsqueeze(0), y.unsqueeze(0)
     bytes_each = 8 if x.dtype == torch.float64 else 4
-    groups, per_image = groups_of(layer), bytes_each * x.shape[1] * math.prod(layer.kernel_size) * len(positions)
-    for some_x, some_y in zip(*(t.split(max(1, PATCH_BYTES // per_image)) for t in (x, y)), strict=True):
+    groups = groups_of(layer)
+    per_image = bytes_each * x.shape[1] * math.prod(layer.kernel_size) * len(positions)
+    images = max(1, PATCH_BYTES // per_image)
+    for some_x, some_y in zip(x.split(images), y.split(images), strict=True):
         columns = patches(layer, _precise(some_x), positions, some_y.shape[2:])
         values = _precise(some_y).flatten(2)[:, :, positions]
         yield (
@@ -52,12 +54,12 @@ def samples(
 
 
 def _precise(t: Tensor) -> Tensor:
-    """In at least float32."""
+    """Return the tensor in at least float32."""
     return t if t.dtype == torch.float64 else t.float()
 
 
 def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]) -> Tensor:
-    """What a convolution sees at the given positions of its output map: (images, channels, taps, positions)."""
+    """Return the inputs of a convolution at these positions of its output map: (images, channels, taps, positions)."""
     assert isinstance(layer, CONVOLUTIONS)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

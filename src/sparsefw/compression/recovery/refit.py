@@ -1,12 +1,12 @@
-"""Refit: what is kept is fitted, layer by layer and in closed form, to what the dense network computes. No labels, no gradient.
+"""Refit: the remaining weights are fitted, layer by layer and in closed form, to the dense network. No labels, no gradient.
 
-Layers are visited in forward order. For layer l with dense weight W0 let X be its inputs in the compressed network, whose earlier
-layers are refitted already, and Y its outputs in the dense network, both centred where an offset can be absorbed. Then
+Layers are visited in forward order. For a layer with dense weight W0, let X be its inputs in the compressed network, whose
+earlier layers are already refitted, and Y its outputs in the dense network, both centred if an offset can be absorbed. Then
 
     W = argmin ||Y - W X||^2 + r ||W - W0||^2 = (Y X^T + r W0) (X X^T + r I)^-1
 
-with the ridge r chosen on held-out batches. Filters keep rows of W; low rank t takes U U^T W with U the leading eigenvectors of
-W (X X^T + r I) W^T, the best product of that rank for the same objective; sparse weights solve it on their support.
+with the ridge r chosen on held-out batches. Filters keep rows of W. Low rank t takes U U^T W with U the leading eigenvectors of
+W (X X^T + r I) W^T, the best product of that rank for the same objective. Sparse weights solve it on their support.
 
 Memory: the sums X X^T and Y X^T per layer in float64, and patches of at most PATCH_BYTES at a time; never all activations.
 """
@@ -27,7 +27,7 @@ from sparsefw.compression.recovery.patches import choose_positions, samples
 from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
-DEFAULT_RIDGE = 1e-3  # where there are too few batches to hold some out
+DEFAULT_RIDGE = 1e-3  # with too few batches to hold some out
 HELD_OUT = 4  # every 4th batch
 
 
@@ -37,14 +37,19 @@ class Sums:
     def __init__(self, shift_x: Tensor, shift_y: Tensor) -> None:
         groups, f = shift_x.shape
         n = shift_y.shape[1]
-        self.shift_x, self.shift_y = shift_x, shift_y  # both in float64, which the sums inherit
-        self.xx, self.yx = shift_x.new_zeros(groups, f, f), shift_x.new_zeros(groups, n, f)
-        self.x, self.y = shift_x.new_zeros(groups, f), shift_x.new_zeros(groups, n)
-        self.yy, self.count = shift_x.new_zeros(groups, n), shift_x.new_zeros(())
+        self.shift_x = shift_x  # in float64, which the sums inherit
+        self.shift_y = shift_y
+        self.xx = shift_x.new_zeros(groups, f, f)
+        self.yx = shift_x.new_zeros(groups, n, f)
+        self.yy = shift_x.new_zeros(groups, n)
+        self.x = shift_x.new_zeros(groups, f)
+        self.y = shift_x.new_zeros(groups, n)
+        self.count = shift_x.new_zeros(())
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """x (g, f, samples), y (g, n, samples)."""
-        x, y = x - self.shift_x.unsqueeze(-1), y - self.shift_y.unsqueeze(-1)  # float64 from here on
+        """Add samples x (g, f, samples), y (g, n, samples)."""
+        x = x - self.shift_x.unsqueeze(-1)  # float64 from here on
+        y = y - self.shift_y.unsqueeze(-1)
         self.xx += x @ x.mT
         self.yx += y @ x.mT
         self.x += x.sum(-1)
@@ -69,13 +74,17 @@ class Sums:
         add_over_ranks([self.xx, self.yx, self.x, self.y, self.yy, self.count])
 
     def covariances(self, centred: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """X X^T, Y X^T and the diagonal of Y Y^T, per sample; about the means, or about 0."""
-        x, y = self.x / self.count, self.y / self.count
-        xx, yx, yy = self.xx / self.count, self.yx / self.count, self.yy / self.count
-        xx, yx, yy = xx - _outer(x, x), yx - _outer(y, x), yy - y.square()
+        """Return X X^T, Y X^T and the diagonal of Y Y^T, per sample; about the means, or about 0."""
+        x = self.x / self.count
+        y = self.y / self.count
+        xx = self.xx / self.count - _outer(x, x)
+        yx = self.yx / self.count - _outer(y, x)
+        yy = self.yy / self.count - y.square()
         if not centred:
             mean_x, mean_y = self.means()
-            xx, yx, yy = xx + _outer(mean_x, mean_x), yx + _outer(mean_y, mean_x), yy + mean_y.square()
+            xx = xx + _outer(mean_x, mean_x)
+            yx = yx + _outer(mean_y, mean_x)
+            yy = yy + mean_y.square()
         return xx, yx, yy
 
     def means(self) -> tuple[Tensor, Tensor]:
@@ -90,7 +99,16 @@ def refit(
     absorbs_offset: Callable[[str], bool],
     progress: Progress | None = None,
 ) -> None:
-    """Refit all cuts, in place, to one dense model. Its forward passes are shared between them."""
+    """Refit all cuts, in place, to one dense model, whose forward passes are shared between them.
+
+    Args:
+        dense: The network to imitate.
+        cuts: The smaller networks.
+        order: The layers to fit, in forward order.
+        calibration: The inputs to fit on.
+        absorbs_offset: Whether a layer's bias, or the batch norm behind it, absorbs an offset of its outputs.
+        progress: Called before each layer.
+    """
     broken: set[int] = set()
     for done, name in enumerate(order):
         if progress is not None:
@@ -100,7 +118,7 @@ def refit(
             layer = dense.get_submodule(name)
             current = cut.model.get_submodule(name)
             if not fitting.is_finite() or (held is not None and not held.is_finite()):
-                broken.add(id(cut))  # removing that much breaks this one; the others go on
+                broken.add(id(cut))  # too much was removed from this one; the others continue
                 if len(broken) == len(cuts):
                     raise NotFiniteError(
                         f"{name}: calibration gives activations that are not finite, or too large to be squared"
@@ -121,7 +139,7 @@ def refit(
 
 
 def _start(layer: nn.Module, current: nn.Module) -> Tensor:
-    """W0: the weight before compression, cut to the inputs and outputs that are left."""
+    """Return W0: the weight before compression, cut to the remaining inputs and outputs."""
     same = isinstance(current, nn.Sequential) or weight_of(layer).shape == weight_of(current).shape
     return as_matrices(layer if same else current).detach().double()
 
@@ -133,7 +151,7 @@ def _solve(start: Tensor, fitting: Sums, held: Sums | None, centred: bool) -> So
 
 
 def _best_ridge(start: Tensor, fitting: Sums, held: Sums, centred: bool) -> float:
-    """The smallest ridge that is best on held-out samples. Where all fit exactly, as in the first layer, not rounding decides."""
+    """Return the smallest ridge that is best on held-out samples; if all fit exactly, rounding does not decide."""
     errors = [_error(_system(start, fitting, ridge, centred), held, centred) for ridge in RIDGES]
     slack = 1e-9 * float(held.covariances(centred)[2].sum())
     return next(ridge for ridge, error in zip(RIDGES, errors, strict=True) if error <= min(errors) + slack)
@@ -149,7 +167,7 @@ def _system(start: Tensor, sums: Sums, ridge: float, centred: bool) -> Solution:
 
 
 def _solve_right(moments: Tensor, gram: Tensor) -> Tensor:
-    """moments @ gram^-1 for a positive definite gram."""
+    """Return moments @ gram^-1 for a positive definite gram."""
     factor, failed = torch.linalg.cholesky_ex(gram)
     if bool(failed.any()):  # rounding made it indefinite: inputs that repeat each other exactly
         return moments @ torch.linalg.pinv(gram, hermitian=True)
@@ -157,27 +175,27 @@ def _solve_right(moments: Tensor, gram: Tensor) -> Tensor:
 
 
 def _error(solution: Solution, held: Sums, centred: bool) -> float:
-    """||Y - W X||^2 on held-out samples, from their sums."""
+    """Return ||Y - W X||^2 on held-out samples, from their sums."""
     xx, yx, yy = held.covariances(centred)
     w = solution.weight
     return float(yy.sum() - 2 * (w * yx).sum() + ((w @ xx) * w).sum())
 
 
 class _ReachedError(Exception):
-    """The forward pass has come as far as is needed."""
+    """The forward pass has reached the layer of interest."""
 
 
 def _collect(
     dense: nn.Module, cuts: Sequence[Cut], name: str, calibration: Calibration, seed: int
 ) -> list[tuple[Sums, Sums | None]]:
-    """For each cut, the sums over the calibration batches of one layer's inputs and dense outputs: fitted and held out."""
+    """Return for each cut the sums of one layer's inputs and dense outputs over the batches: to fit, and held out."""
     layer = dense.get_submodule(name)
     sums: list[list[Sums | None]] = [[None, None] for _ in cuts]
     rank, ranks = rank_of()
-    # Both networks normalise by the batch: where nothing was removed, they see the same and nothing changes.
+    # Both networks normalise by the batch: if nothing was removed, their inputs are equal and nothing changes.
     with evaluating(dense), batch_statistics(dense):
         for number, inputs in enumerate(calibration):
-            number = number * ranks + rank  # batches dealt to several processes are chosen from as in a single one
+            number = number * ranks + rank  # several processes hold out the same batches as a single one
             output = until(dense, layer, inputs, output=True)
             positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
             which = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
@@ -188,7 +206,7 @@ def _collect(
                 first_layer = current[0] if isinstance(current, nn.Sequential) else current
                 for x, y in samples(first_layer, seen, output, cut.rows.get(name), positions):
                     if sums[i][which] is None:
-                        first = next((own for own in sums[i] if own is not None), None)  # both about one shift
+                        first = next((part for part in sums[i] if part is not None), None)  # the same shift for both
                         shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
                         sums[i][which] = Sums(*shifts)
                     sums[i][which].add(x, y)  # type: ignore[union-attr]
@@ -199,20 +217,25 @@ def _collect(
 
 
 def _share(pair: list[Sums | None]) -> None:
-    """The sums of all ranks together, fitted and held out; each rank had its own shift, so they are brought about 0."""
-    shape_of = next(own for own in pair if own is not None)
-    for i, own in enumerate(pair):
+    """Add up the sums of all ranks, fitted and held out, in place. Each rank has its own shift: all are moved to shift 0."""
+    shape_of = next(sums for sums in pair if sums is not None)
+    for i, sums in enumerate(pair):
         moved = Sums(torch.zeros_like(shape_of.shift_x), torch.zeros_like(shape_of.shift_y))
-        if own is not None:
-            (mean_x, mean_y), (xx, yx, yy) = own.means(), own.covariances(centred=False)
-            moved.xx, moved.yx, moved.yy = xx * own.count, yx * own.count, yy * own.count
-            moved.x, moved.y, moved.count = mean_x * own.count, mean_y * own.count, own.count
+        if sums is not None:
+            mean_x, mean_y = sums.means()
+            xx, yx, yy = sums.covariances(centred=False)
+            moved.xx = xx * sums.count
+            moved.yx = yx * sums.count
+            moved.yy = yy * sums.count
+            moved.x = mean_x * sums.count
+            moved.y = mean_y * sums.count
+            moved.count = sums.count
         moved.share()
         pair[i] = moved if float(moved.count) else None
 
 
 def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tensor:
-    """The input or output of one layer in a forward pass that ends there."""
+    """Return the input or output of one layer in a forward pass that stops there."""
     caught: list[Tensor] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -238,7 +261,7 @@ def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tens
 
 
 def best_rank(solution: Solution, rank: int) -> Tensor:
-    """argmin over weights of this rank of the refit objective: U U^T W, U the leading eigenvectors of W gram W^T."""
+    """Return the argmin of the refit objective over weights of this rank: U U^T W, U the leading eigenvectors of W gram W^T."""
     w = solution.weight
     _, vectors = torch.linalg.eigh(w @ solution.gram @ w.mT)
     U = vectors[..., -rank:]
@@ -246,15 +269,19 @@ def best_rank(solution: Solution, rank: int) -> Tensor:
 
 
 def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tensor:
-    """argmin over weights that vanish outside of the mask: w gram = moments on every row's support, by conjugate gradients."""
-    partly = (mask.any(-1) & ~mask.all(-1)).any(0)  # other rows are free, or nothing at all: solved already
+    """Return the argmin of the refit objective over weights that are 0 outside of the mask.
+
+    It solves w gram = moments on every row's support, by conjugate gradients.
+    """
+    partly = (mask.any(-1) & ~mask.all(-1)).any(0)  # rows that are full or empty are already solved
     if not bool(partly.all()):
         w = torch.where(mask, solution.weight, 0)
         if bool(partly.any()):
             rows = Solution(w[:, partly], solution.gram, solution.moments[:, partly])
             w[:, partly] = on_support(rows, mask[:, partly], iterations)
         return w
-    gram, diagonal = solution.gram, solution.gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    gram = solution.gram
+    diagonal = gram.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
     w = torch.where(mask, solution.weight, 0)
     residual = torch.where(mask, solution.moments - w @ gram, 0)
     direction = residual / diagonal
@@ -263,12 +290,14 @@ def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tenso
     for _ in range(iterations):
         curved = torch.where(mask, direction @ gram, 0)
         step = old / (direction * curved).sum(-1, keepdim=True).clamp(min=1e-300)
-        w, residual = w + step * direction, residual - step * curved
+        w = w + step * direction
+        residual = residual - step * curved
         scaled = residual / diagonal
         new = (residual * scaled).sum(-1, keepdim=True)
         if float(new.max() / first) < 1e-18:  # of squares: weights right to 1e-6 or better
             break
-        direction, old = scaled + new / old.clamp(min=1e-300) * direction, new
+        direction = scaled + new / old.clamp(min=1e-300) * direction
+        old = new
     return w
 
 

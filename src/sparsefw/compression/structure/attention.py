@@ -1,4 +1,4 @@
-"""Attention made of plain linear layers, so that heads can be removed, and every projection compressed like any other layer.
+"""Attention made of plain linear layers: heads can be removed, and every projection is compressed like any other layer.
 
 nn.MultiheadAttention ties the number of heads to the width of the model and never calls its projections as layers. Before
 compression it is replaced by PlainAttention, which computes the same from four linear layers.
@@ -17,7 +17,7 @@ from sparsefw.kinds.heads import attention_of
 class PlainAttention(nn.Module):
     """Scaled dot-product attention of `heads` heads of size `head_size`, called like nn.MultiheadAttention."""
 
-    # nn.TransformerEncoderLayer looks for this one: where it is None, it calls its layers instead of a fused kernel.
+    # nn.TransformerEncoderLayer reads it: if it is None, it calls its layers instead of a fused kernel.
     in_proj_bias = None
 
     def __init__(
@@ -35,7 +35,10 @@ class PlainAttention(nn.Module):
         inner = heads * head_size
         keys, values = inputs or (width, width)
         self.embed_dim = width
-        self.num_heads, self.head_dim, self.batch_first, self.dropout = heads, head_size, batch_first, dropout
+        self.num_heads = heads
+        self.head_dim = head_size
+        self.batch_first = batch_first
+        self.dropout = dropout
         self.query = nn.Linear(width, inner, bias=bias)
         self.key = nn.Linear(keys, inner, bias=bias)
         self.value = nn.Linear(values, inner, bias=bias)
@@ -52,7 +55,7 @@ class PlainAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        if is_causal and attn_mask is None:  # only a hint as to what the mask is
+        if is_causal and attn_mask is None:  # a hint that describes the mask
             raise ValueError("is_causal needs attn_mask, as in nn.MultiheadAttention")
         batched = query.dim() == 3
         if not batched:
@@ -81,7 +84,7 @@ class PlainAttention(nn.Module):
 
 
 def _additive_mask(attention: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Both masks of nn.MultiheadAttention as one tensor that is added to the scores."""
+    """Combine both masks of nn.MultiheadAttention into one tensor to add to the scores."""
     total: Tensor | None = None
     if attention is not None:
         shaped = attention if attention.dim() == 2 else attention.view(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -99,7 +102,7 @@ def _as_scores(mask: Tensor, q: Tensor) -> Tensor:
 
 
 def plain_attention(model: nn.Module) -> nn.Module:
-    """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; returns the model."""
+    """Replace every nn.MultiheadAttention in the model, in place, by an equal PlainAttention; return the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.MultiheadAttention) and is_replaceable(module):
             if module is model:
@@ -109,7 +112,7 @@ def plain_attention(model: nn.Module) -> nn.Module:
 
 
 def is_replaceable(module: nn.MultiheadAttention) -> bool:
-    """Whether it computes what nn.MultiheadAttention does, no more and no less, without the rare extra key and value."""
+    """Return whether it computes exactly what nn.MultiheadAttention does, without the rare extra key and value."""
     return (
         type(module).forward is nn.MultiheadAttention.forward
         and not is_adorned(module)
@@ -119,7 +122,7 @@ def is_replaceable(module: nn.MultiheadAttention) -> bool:
 
 
 def unfuse(model: nn.Module, name: str) -> None:
-    """Replace one nn.MultiheadAttention, under all names that it has, by an equal PlainAttention."""
+    """Replace one nn.MultiheadAttention, under all of its names, by an equal PlainAttention."""
     old = model.get_submodule(name)
     assert isinstance(old, nn.MultiheadAttention)
     new = from_multihead(old)
@@ -127,13 +130,15 @@ def unfuse(model: nn.Module, name: str) -> None:
         if module is old:
             replace(model, other, new)
         elif isinstance(module, nn.TransformerEncoder):
-            # Given a padding mask it would hand on nested tensors, which plain layers cannot take.
+            # With a padding mask it would pass on nested tensors, which plain layers do not accept.
             module.use_nested_tensor = False
 
 
 def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
     bias = old.in_proj_bias is not None
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn and overwritten: the caller's numbers stay his
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # initial weights are drawn and overwritten; the caller's random state stays
         new = _empty_like(old, bias)
     if old.in_proj_weight is not None:
         weights = old.in_proj_weight.detach().chunk(3)
@@ -148,8 +153,8 @@ def from_multihead(old: nn.MultiheadAttention) -> PlainAttention:
                 layer.bias.copy_(old.in_proj_bias.detach().chunk(3)[i])
                 layer.bias.requires_grad_(old.in_proj_bias.requires_grad)
         new.proj.load_state_dict(old.out_proj.state_dict())
-    for mine, theirs in zip(new.proj.parameters(), old.out_proj.parameters(), strict=True):
-        mine.requires_grad_(theirs.requires_grad)
+    for copied, original in zip(new.proj.parameters(), old.out_proj.parameters(), strict=True):
+        copied.requires_grad_(original.requires_grad)
     return new.train(old.training)
 
 
@@ -166,9 +171,9 @@ def _empty_like(old: nn.MultiheadAttention, bias: bool) -> PlainAttention:
 
 
 def heads_of(module: nn.Module) -> int:
-    """How many heads an attention block has whose heads can be removed; 0 for any other module.
+    """Return the number of heads of an attention block whose heads can be removed; 0 for any other module.
 
-    nn.MultiheadAttention is none: it is replaced first.
+    It is 0 for nn.MultiheadAttention, which is replaced first.
     """
     block = None if isinstance(module, nn.MultiheadAttention) else attention_of(module)
     return 0 if block is None else block.heads

@@ -1,4 +1,4 @@
-"""Wiring: which batch norm reads a layer's output, directly and alone."""
+"""Pairs of a layer and the batch norm that alone reads its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsefw.layer_types import BATCH_NORMS
 
 
 class _Operations(TorchDispatchMode):
-    """Shows every operation's arguments before it runs."""
+    """Calls a function with the arguments of every operation before it runs."""
 
     supports_higher_order_operators = True
 
@@ -28,10 +28,10 @@ class _Operations(TorchDispatchMode):
 
 
 def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
-    """Layers -> the batch norm that reads their output as it is, where nothing else reads it.
+    """Map layers to the batch norm that reads their output unchanged, where nothing else reads it.
 
-    Only there is an offset of the layer lost in the norm. An activation in place gives the norm the same tensor, and a
-    shortcut may read it too: both are operations on it, so they are counted.
+    Only there does the norm cancel an offset of the layer. An activation in place hands the same tensor to the norm, and a
+    shortcut may read it too: both are operations on it, and are counted.
     """
     written: dict[int, str] = {}  # id of an output -> its layer
     reads: dict[int, int] = {}
@@ -44,8 +44,9 @@ def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
             written[id(output)] = name
 
         def read(_: Any, args: Any, kwargs: Any) -> None:
-            if id(first_input(args, kwargs)) in written:
-                behind[id(first_input(args, kwargs))] = name
+            key = id(first_input(args, kwargs))
+            if key in written:
+                behind[key] = name
 
         if is_layer(module):
             return (module.register_forward_hook(wrote),)
@@ -58,8 +59,8 @@ def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
                 reads[id(tensor)] = reads.get(id(tensor), 0) + 1
 
     with evaluating(model), hooks(model, watch), _Operations(count):
-        count(call(model, example))  # what the model returns is read by its user
-    alone: dict[str, list[str | None]] = {}
+        count(call(model, example))  # the user reads the model's output
+    norms_of: dict[str, list[str | None]] = {}  # one entry per call of the layer
     for output, layer in written.items():
-        alone.setdefault(layer, []).append(behind.get(output) if reads.get(output) == 1 else None)
-    return {layer: norms[0] for layer, norms in alone.items() if norms[0] is not None and len(set(norms)) == 1}
+        norms_of.setdefault(layer, []).append(behind.get(output) if reads.get(output) == 1 else None)
+    return {layer: norms[0] for layer, norms in norms_of.items() if norms[0] is not None and len(set(norms)) == 1}

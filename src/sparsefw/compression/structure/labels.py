@@ -1,14 +1,14 @@
-"""Which channels belong together: every activation carries, entry by entry, the label of the channel that it came from.
+"""Labels: every entry of an activation carries the label of the channel that it came from.
 
-The model runs once on an example. A layer that writes channels gives its output fresh labels, one per channel. From there
-on labels flow: reshaping, slicing, permuting and concatenating a tensor does the same to its labels; adding or multiplying
-two tensors makes the labels that meet equal (union-find); a layer that reads a tensor notes at which of its input slots it
-met which label. In the end a label stands for everything that must be removed together.
+The model runs once on an example. A layer that writes channels gives its output fresh labels, one per channel. Labels then
+follow the data: reshaping, slicing, permuting or concatenating a tensor does the same to its labels; adding or multiplying
+two tensors makes the labels that meet equal (union-find); a layer that reads a tensor records which label arrives at which
+of its inputs. In the end a label stands for everything that must be removed together.
 
-Nothing is guessed. Where an operation mixes channels (a mean over them, a LayerNorm), where a constant or the model's output
-depends on their number, or where an operation has no rule here, the labels are *fixed*, with the reason.
+Nothing is guessed. Labels are *fixed*, with a reason, where an operation mixes channels (a mean over them, a LayerNorm), where
+a constant or the model's output depends on their number, and where an operation has no rule here.
 
-Labels are kept compact: an axis along which all labels are equal has length 1, so that a feature map's labels are (1, C, 1, 1).
+Labels are compact: an axis along which all labels are equal has length 1. The labels of a feature map are (1, C, 1, 1).
 """
 
 from __future__ import annotations
@@ -24,28 +24,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsefw.compression.reasons import Cause, Reason, because
+
 Array = npt.NDArray[np.int64]
 
 
 class Labels:
-    """Union-find over labels 0, 1, ...; a class may be fixed, with the first reason that was given."""
+    """Union-find over labels 0, 1, ...; a class of equal labels is fixed by the first reason that is given for one of them."""
 
     def __init__(self) -> None:
         self._parent: list[int] = []
-        self._reason: dict[int, str] = {}
+        self._reason: dict[int, Reason] = {}
 
     def fresh(self, count: int) -> Array:
+        """Return new labels, each in a class of its own."""
         start = len(self._parent)
         self._parent.extend(range(start, start + count))
         return np.arange(start, start + count)
 
     def find(self, label: int) -> int:
+        """Return the representative of the label's class."""
         while self._parent[label] != label:
             self._parent[label] = self._parent[self._parent[label]]
             label = self._parent[label]
         return label
 
     def unite(self, a: Array, b: Array) -> None:
+        """Make labels at the same place equal, after broadcasting."""
         if a.shape == b.shape and np.array_equal(a, b):
             return
         pairs = np.stack([side.ravel() for side in np.broadcast_arrays(a, b)], axis=1)
@@ -56,16 +61,18 @@ class Labels:
                 if second in self._reason:
                     self._reason.setdefault(first, self._reason[second])
 
-    def fix(self, labels: Array, reason: str) -> None:
+    def fix(self, labels: Array, reason: Reason) -> None:
+        """Keep these labels, and all that are equal to them, from being removed."""
         for label in np.unique(labels):
             self._reason.setdefault(self.find(int(label)), reason)
 
-    def reason(self, label: int) -> str:
-        """Why this label cannot be removed; empty where it can."""
-        return self._reason.get(self.find(label), "")
+    def reason(self, label: int) -> Reason | None:
+        """Return why this label cannot be removed; None if it can."""
+        return self._reason.get(self.find(label))
 
 
 def compact(labels: Array) -> Array:
+    """Return the labels with length 1 along every axis on which they are equal."""
     for axis in range(labels.ndim):
         first = labels.take([0], axis=axis)
         if labels.shape[axis] > 1 and bool((labels == first).all()):
@@ -74,7 +81,7 @@ def compact(labels: Array) -> Array:
 
 
 class Tracer(TorchDispatchMode):
-    """Follows labels through every tensor operation outside of the layers that have a rule of their own."""
+    """Follows labels through every tensor operation outside of the layers that have their own rule (channels.py)."""
 
     def __init__(self, labels: Labels, parameter_labels: Callable[[nn.Parameter], Array | None]) -> None:
         super().__init__()
@@ -84,7 +91,7 @@ class Tracer(TorchDispatchMode):
         self._parameter_labels = parameter_labels
 
     def of(self, tensor: Tensor) -> Array | None:
-        """The labels of a tensor, None for one that carries none: an input, a constant."""
+        """Return the labels of a tensor; None for inputs and constants, which have none."""
         if tensor not in self._of and isinstance(tensor, nn.Parameter):
             labels = self._parameter_labels(tensor)
             if labels is not None:
@@ -92,11 +99,11 @@ class Tracer(TorchDispatchMode):
         return self._of.get(tensor)
 
     def set(self, tensor: Tensor, labels: Array) -> None:
-        if sum(length > 1 for length in labels.shape) > 1:  # a grid with holes is no tensor
-            self.labels.fix(labels, "laid out along two axes, such as groups to shuffle or heads")
+        if sum(length > 1 for length in labels.shape) > 1:  # a grid with holes is not a tensor
+            self.labels.fix(labels, because(Cause.TWO_AXES))
         self._of[tensor] = labels
 
-    def fix(self, tensors: Iterable[Any], reason: str) -> None:
+    def fix(self, tensors: Iterable[Any], reason: Reason) -> None:
         for tensor in tensors:
             labels = self.of(tensor) if isinstance(tensor, Tensor) else None
             if labels is not None:
@@ -105,7 +112,7 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self.inside_layers:
-            name = func.overloadpacket.__name__.rstrip("_")  # in place or not makes no difference
+            name = func.overloadpacket.__name__.rstrip("_")  # operations in place have the same rules
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(self.of(t) is not None for t in inputs):
                 RULES.get(name, _unknown)(self, func, args, kwargs or {}, out)
@@ -116,18 +123,19 @@ Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
 
 
 def _unknown(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    tracer.fix(tree_leaves((args, kwargs)), f"the operation {func.overloadpacket.__name__} is not followed")
+    operation = func.overloadpacket.__name__
+    tracer.fix(tree_leaves((args, kwargs)), because(Cause.UNKNOWN_OPERATION, operation=operation))
 
 
 def _same(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entry by entry: the labels stay. (Whether a zero stays a zero is checked on the numbers afterwards.)"""
+    """Entry by entry: the labels stay. (removal.py checks on the numbers whether a zero stays a zero.)"""
     labels = tracer.of(args[0])
     if labels is not None:
         tracer.set(tree_leaves(out)[0], labels)
 
 
 def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entries of several tensors meet: their labels become one, except where one is spread over the channels of another."""
+    """Entries of several tensors meet: their labels become equal, unless one value is spread over the channels of another."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     shapes = {id(t): (1,) * (out.ndim - t.ndim) + tuple(t.shape) for t in tensors}
     known = [
@@ -140,23 +148,25 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if merged is None:
             merged = labels
         elif merged.size > 1 and _spread(shapes[id(t)], merged):
-            tracer.labels.fix(labels, "one value scales many channels")
+            tracer.labels.fix(labels, because(Cause.SCALES_MANY))
         else:
             tracer.labels.unite(merged, labels)
             merged = np.broadcast_arrays(merged, labels)[0]
     assert merged is not None
     for t in tensors:
         if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
-            tracer.labels.fix(merged, "meets a tensor of fixed size")
+            tracer.labels.fix(merged, because(Cause.MEETS_FIXED_SIZE))
     tracer.set(out, compact(np.ascontiguousarray(merged)))
 
 
 def _spread(shape: Sequence[int], labels: Array) -> bool:
-    """Whether a tensor of this shape has one value only along every axis along which the labels differ."""
+    """Return whether a tensor of this shape has length 1 along every axis along which the labels differ."""
     return all(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
 
 
 def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
+    """Return the labels of the outputs: the operation applied to the labels of its inputs."""
+
     def full(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(full(v) for v in value)
@@ -165,7 +175,7 @@ def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         labels = tracer.of(value)
         if labels is None:
             labels = tracer.labels.fresh(1).reshape((1,) * value.ndim)
-            tracer.labels.fix(labels, "joined with a tensor of fixed size")
+            tracer.labels.fix(labels, because(Cause.JOINED_WITH_FIXED_SIZE))
         return torch.from_numpy(np.ascontiguousarray(labels)).expand(value.shape).contiguous()
 
     moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
@@ -173,13 +183,13 @@ def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entries change places: the same operation moves their labels. What joins them without a label is fixed."""
+    """Entries change places: the same operation moves their labels. Labels that meet unlabelled entries are fixed."""
     for result, labels in zip(tree_leaves(out), _moved(tracer, func, args, kwargs), strict=True):
         tracer.set(result, labels)
 
 
 def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Tensors side by side. Along another axis than the channels (tokens, say), channel i of one is channel i of all."""
+    """Tensors side by side. Along an axis other than the channels, such as tokens, channel i of one is channel i of all."""
     (labels,) = _moved(tracer, func, args, kwargs)
     axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if labels.shape[axis] > 1 and labels.size > labels.shape[axis]:
@@ -190,19 +200,21 @@ def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Parts of a tensor by position, or all of it rolled or shuffled: along the channels that depends on their number."""
-    labels, name = tracer.of(args[0]), func.overloadpacket.__name__
+    """Parts of a tensor by position, or the tensor rolled or shuffled: along the channels, this depends on their number."""
+    labels = tracer.of(args[0])
     assert labels is not None
-    position, reordered = 1 if name in ("slice", "select", "unbind") else 2, name.endswith(("roll", "shuffle"))
+    name = func.overloadpacket.__name__
+    position = 1 if name in ("slice", "select", "unbind") else 2
+    reordered = name.endswith(("roll", "shuffle"))
     axes = kwargs.get("dim", args[position] if len(args) > position else range(labels.ndim) if reordered else 0)
     changed = reordered or any(t.shape != args[0].shape for t in tree_leaves(out))
     if changed and any(labels.shape[axis] > 1 for axis in ([axes] if isinstance(axes, int) else axes)):
-        tracer.labels.fix(labels, "taken apart by position")
+        tracer.labels.fix(labels, because(Cause.TAKEN_APART))
     _move(tracer, func, args, kwargs, out)
 
 
 def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Windows over the axes behind the channels, each for itself. (Pooling channels_last ends in as_strided, in place.)"""
+    """Windows over the axes behind the channels, one channel at a time. (Pooling channels_last ends in as_strided.)"""
     labels = tracer.of(args[0])
     first = tree_leaves(out)[0]
     if labels is None or any(length > 1 for length in labels.shape[2:]):
@@ -211,16 +223,17 @@ def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Padding around the channels leaves them; new channels have no layer that writes them."""
-    labels, amounts = tracer.of(args[0]), list(args[1])
+    """Padding around the channels leaves them as they are; padded channels have no layer that writes them."""
+    labels = tracer.of(args[0])
     assert labels is not None
+    amounts = list(args[1])
     for i in range(0, len(amounts), 2):
         axis = labels.ndim - 1 - i // 2
-        if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # padding by less than nothing cuts off
-            return tracer.labels.fix(labels, "taken apart by position")
+        if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # negative padding cuts channels off
+            return tracer.labels.fix(labels, because(Cause.TAKEN_APART))
         if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
             nothing = tracer.labels.fresh(1)
-            tracer.labels.fix(nothing, "joined with padding")
+            tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
             width = [(0, 0)] * labels.ndim
             width[axis] = (amounts[i], amounts[i + 1])
             labels = np.pad(labels, width, constant_values=nothing[0])
@@ -229,8 +242,9 @@ def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
 
 def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """A reduction over axes: channels that are mixed with each other are fixed."""
-    labels, result = tracer.of(args[0]), tree_leaves(out)[0]
-    position = 2 if "norm" in func.overloadpacket.__name__ else 1  # behind the order of a norm
+    labels = tracer.of(args[0])
+    result = tree_leaves(out)[0]
+    position = 2 if "norm" in func.overloadpacket.__name__ else 1  # the order of a norm comes first
     dims = kwargs.get("dim", args[position] if len(args) > position else None)
     if labels is None:
         return _unknown(tracer, func, args, kwargs, out)
@@ -240,43 +254,47 @@ def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, An
         else [d % labels.ndim for d in ([dims] if isinstance(dims, int) else dims)]
     )
     if any(labels.shape[axis] > 1 for axis in axes):
-        tracer.labels.fix(labels, f"{func.overloadpacket.__name__.strip('_')} mixes the channels")
+        tracer.labels.fix(labels, _mixed(func))
         return
     kept = labels if result.ndim == labels.ndim else labels.squeeze(tuple(axes))
     tracer.set(result, kept.reshape(kept.shape if kept.ndim == result.ndim else (1,) * result.ndim))
 
 
+def _mixed(func: Any) -> Reason:
+    return because(Cause.MIXED, operation=func.overloadpacket.__name__.strip("_"))
+
+
 def _along(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """softmax and the like: every output entry depends on all entries along one axis."""
+    """Softmax, cumsum: every output entry depends on several entries along one axis."""
     labels = tracer.of(args[0])
     assert labels is not None
     if labels.shape[args[1] % labels.ndim] > 1:
-        tracer.labels.fix(labels, f"{func.overloadpacket.__name__.strip('_')} mixes the channels")
+        tracer.labels.fix(labels, _mixed(func))
     tracer.set(out, labels)
 
 
 def _product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """A matrix product of activations: what is summed over is fixed, the columns of the right factor stay themselves."""
+    """A matrix product of activations: channels that are summed over are fixed; columns of the right factor stay columns."""
     *added, left, right = [t for t in args if isinstance(t, Tensor)]
-    tracer.fix(added, "used outside of its layer")
+    tracer.fix(added, because(Cause.USED_OUTSIDE))
     a, b = tracer.of(left), tracer.of(right)
     if a is not None:
-        tracer.labels.fix(a, "a matrix product sums over the channels")
+        tracer.labels.fix(a, because(Cause.SUMMED_BY_PRODUCT))
     if b is not None:
         if b.ndim >= 2 and b.shape[-2] == 1 and (a is None or a.size == 1) and b.ndim == out.ndim:
             tracer.set(out, b)
         else:
-            tracer.labels.fix(b, "a matrix product sums over the channels")
+            tracer.labels.fix(b, because(Cause.SUMMED_BY_PRODUCT))
 
 
 def _attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Queries and keys are summed over; the values' channels stay themselves unless they are split into heads."""
-    tracer.fix(args[:2], "attention sums over the channels")
+    """Channels of queries and keys are summed over; those of values stay, unless they are split into heads."""
+    tracer.fix(args[:2], because(Cause.SUMMED_BY_ATTENTION))
     labels = tracer.of(args[2])
     if labels is not None and labels.size == labels.shape[-1]:
         tracer.set(tree_leaves(out)[0], labels)
     else:
-        tracer.fix(args[2:3], "attention splits the channels into heads")
+        tracer.fix(args[2:3], because(Cause.SPLIT_INTO_HEADS))
 
 
 _NAMES: dict[Rule, str] = {

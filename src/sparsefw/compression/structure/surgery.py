@@ -1,52 +1,58 @@
-"""Physical removal: a layer keeps some of its channels on one side, and is smaller afterwards. All of it in place."""
+"""Surgery on layers, in place: a layer keeps some of its channels on one side and becomes smaller, or channels are set to 0."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.structure.attention import PlainAttention
-from sparsefw.compression.structure.channels import EACH, HEADS, IN, OUT, SEPARATE_NORMS
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side
 from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, weight_of
 from sparsefw.layer_types import TRANSPOSED
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
-    """Layer `name` keeps exactly the channels `kept` on that side."""
+    """Keep exactly these channels on one side of a layer."""
     if not kept or max(kept) >= size(model, name, side):
         raise IndexError(f"{name} has {size(model, name, side)} {side} channels, and cannot keep {list(kept[-3:])}")
-    if side == EACH and name in dict(model.named_parameters()):
+    if side == Side.EACH and name in dict(model.named_parameters()):
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, kept)
     module = model.get_submodule(name)
-    {OUT: keep_out, IN: keep_in, EACH: keep_each, HEADS: keep_heads}[side](module, list(kept))
+    _KEEP[side](module, list(kept))
 
 
 def size(model: nn.Module, name: str, side: str) -> int:
-    """How many channels a layer has on a side."""
-    if side == EACH and name in dict(model.named_parameters()):
+    """Return how many channels a layer has on a side."""
+    if side == Side.EACH and name in dict(model.named_parameters()):
         return model.get_parameter(name).numel()
     module: Any = model.get_submodule(name)
-    if side == HEADS:
+    if side == Side.HEADS:
         return int(module.num_heads)
     if isinstance(module, nn.Linear):
-        return module.out_features if side == OUT else module.in_features
+        return module.out_features if side == Side.OUT else module.in_features
     if isinstance(module, AnyConv):
-        return module.out_channels if side == OUT else module.in_channels
+        return module.out_channels if side == Side.OUT else module.in_channels
     return int(module.num_features if isinstance(module, SEPARATE_NORMS) else module.num_parameters)
+
+
+def _keep_within_groups(layer: Any, kept: Sequence[int], per_group: int) -> Tensor:
+    """Return the weight of a grouped layer with the kept slices of its second axis, which every group counts from 0."""
+    rows = layer.weight.shape[0] // layer.groups
+    parts = []
+    for group in range(layer.groups):
+        own = [i - group * per_group for i in kept if i // per_group == group]
+        parts.append(take(layer.weight[group * rows : (group + 1) * rows], 1, own))
+    return torch.cat(parts)
 
 
 def keep_out(layer: nn.Module, kept: list[int]) -> None:
     if isinstance(layer, TRANSPOSED):
-        # (inputs, outputs per group, *kernel): the groups are blocks of the first axis, and choose for themselves.
-        groups, per_group = layer.groups, layer.out_channels // layer.groups
-        rows = layer.weight.shape[0] // groups
-        own = [[i - g * per_group for i in kept if i // per_group == g] for g in range(groups)]
-        parts = [take(layer.weight[g * rows : (g + 1) * rows], 1, own[g]) for g in range(groups)]
-        _set(layer, "weight", torch.cat(parts))
+        # (inputs, outputs per group, *kernel): groups are blocks of the first axis, and each keeps its own outputs.
+        _set(layer, "weight", _keep_within_groups(layer, kept, layer.out_channels // layer.groups))
     else:
         _set(layer, "weight", take(_tensor(layer, "weight"), 0, kept))
     if layer.bias is not None:
@@ -59,17 +65,14 @@ def keep_in(layer: nn.Module, kept: list[int]) -> None:
     if isinstance(layer, TRANSPOSED):
         _set(layer, "weight", take(weight, 0, kept))
     elif isinstance(layer, AnyConv) and layer.groups > 1:
-        per_group, rows = layer.in_channels // layer.groups, layer.out_channels // layer.groups
-        own = [[i - g * per_group for i in kept if i // per_group == g] for g in range(layer.groups)]
-        parts = [take(weight[g * rows : (g + 1) * rows], 1, own[g]) for g in range(layer.groups)]
-        _set(layer, "weight", torch.cat(parts))
+        _set(layer, "weight", _keep_within_groups(layer, kept, layer.in_channels // layer.groups))
     else:
         _set(layer, "weight", take(weight, 1, kept))
     _set_count(layer, "in", len(kept))
 
 
 def keep_each(module: nn.Module, kept: list[int]) -> None:
-    """Layers that treat every channel for itself: depthwise convolutions, batch norms, PReLU."""
+    """Keep channels of a layer that does not mix them: depthwise convolution, batch norm, PReLU."""
     if isinstance(module, AnyConv):
         times = module.out_channels // module.in_channels
         rows = [channel * times + i for channel in kept for i in range(times)]
@@ -89,7 +92,8 @@ def keep_each(module: nn.Module, kept: list[int]) -> None:
 
 
 def keep_heads(module: nn.Module, kept: list[int]) -> None:
-    size, heads = int(module.head_dim), int(module.num_heads)  # type: ignore[arg-type]
+    size = int(module.head_dim)  # type: ignore[arg-type]
+    heads = int(module.num_heads)  # type: ignore[arg-type]
     rows = [head * size + i for head in kept for i in range(size)]
     if isinstance(module, PlainAttention):
         for layer in (module.query, module.key, module.value):
@@ -102,15 +106,50 @@ def keep_heads(module: nn.Module, kept: list[int]) -> None:
         module.attn_dim = len(rows)  # type: ignore[assignment]
 
 
+_KEEP: dict[str, Callable[[nn.Module, list[int]], None]] = {
+    Side.OUT: keep_out,
+    Side.IN: keep_in,
+    Side.EACH: keep_each,
+    Side.HEADS: keep_heads,
+}
+
+
+def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) -> None:
+    """Silence channels on one side of a layer, in place: filters, biases and outputs of norms are 0; readers stay."""
+    if side == Side.IN:
+        return
+    bare = dict(model.named_parameters()).get(name)  # a scale or an offset outside of layers
+    with torch.no_grad():
+        if bare is not None:
+            bare.view(-1)[positions] = 0
+            return
+        module: Any = model.get_submodule(name)
+        if side == Side.OUT:
+            zero_filters(module, positions)
+            if module.bias is not None:
+                module.bias[positions] = 0
+        elif side == Side.HEADS:
+            zero_heads(module, positions)
+        elif isinstance(module, SEPARATE_NORMS):
+            if module.affine:
+                module.weight[positions] = 0
+                module.bias[positions] = 0
+            elif module.running_mean is not None:
+                module.running_mean[positions] = 0
+        elif isinstance(module, AnyConv) and module.bias is not None:  # depthwise
+            times = module.out_channels // module.in_channels
+            module.bias[[p * times + i for p in positions for i in range(times)]] = 0
+
+
 def zero_heads(module: Any, heads: Sequence[int]) -> None:
-    """The output projection of an attention block reads nothing of these heads, in place."""
+    """Zero the columns of an attention block's output projection that read these heads, in place."""
     with torch.no_grad():
         for head in heads:
             module.proj.weight[:, head * module.head_dim : (head + 1) * module.head_dim] = 0
 
 
 def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
-    """The filters of one convolution or linear layer set to 0 in place; its bias and what follows stay as they are."""
+    """Zero filters of a convolution or linear layer, in place; its bias and the layers behind it stay as they are."""
     weight = weight_of(layer)
     with torch.no_grad():
         if isinstance(layer, TRANSPOSED):
@@ -123,7 +162,7 @@ def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
 
 
 def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:
-    """Slices of a tensor along an axis, in the tensor's own memory format."""
+    """Return slices of a tensor along an axis, in the tensor's memory format."""
     with torch.no_grad():
         taken = tensor.index_select(axis, torch.as_tensor(indices, device=tensor.device))
     return taken.contiguous(memory_format=torch.channels_last if is_channels_last(tensor) else torch.contiguous_format)
@@ -143,9 +182,9 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 def _set(module: nn.Module, name: str, value: Tensor) -> None:
     old = getattr(module, name)
-    setattr(
-        module, name, nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
-    )
+    if isinstance(old, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=old.requires_grad)
+    setattr(module, name, value)
 
 
 def _set_count(layer: nn.Module, side: str, count: int) -> None:

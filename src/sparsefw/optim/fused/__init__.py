@@ -1,4 +1,4 @@
-"""The same step in a handful of launches for all layers, by Triton kernels, whose modules are imported for a fused step only."""
+"""The step of all layers in a handful of launches, by Triton kernels. Only a fused step imports their modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether kernels can run there: on NVIDIA GPUs since Ampere, and by Triton's interpreter, slowly, where asked for."""
+    """Whether kernels can run on this device: on NVIDIA GPUs since Ampere; on CPUs, slowly, with TRITON_INTERPRET=1."""
     if importlib.util.find_spec("triton") is None:
         return False
     if device.type == "cuda":

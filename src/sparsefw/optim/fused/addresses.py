@@ -1,8 +1,8 @@
-"""Where the tensors of a network lie, as tables on the device: so one launch treats all layers at once.
+"""Tables of addresses on the device, with which one launch treats the tensors of all layers.
 
-A kernel that was given one tensor would be launched once per layer and wait for its launch longer than it works. The kernels of
-this package are given addresses instead, and a list of the pieces of work: piece s is `lengths[s]` entries of tensor
-`tensors[s]` from entry `starts[s]` on.
+A kernel with one tensor as its argument would be launched once per layer, and a launch takes longer than its work. The kernels of
+this package read addresses instead, and a list of the pieces of work: piece s is the `lengths[s]` entries of tensor `tensors[s]`
+from entry `starts[s]` on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _AT_ONCE = 64
 class Addresses:
     """Addresses of tensors, in device memory.
 
-    A kernel writes them, to which they are arguments: that never waits for the host, and a captured graph keeps them. `fleeting`
-    ones, such as those of gradients, change from step to step, so every captured graph writes its own.
+    A kernel writes them from its arguments: that never waits for the host, and a captured graph replays it.
+
+    fleeting   the addresses change from step to step, as those of gradients do, so that every captured graph writes its own
     """
 
     def __init__(self, count: int, device: torch.device, fleeting: bool = False) -> None:
@@ -32,8 +33,9 @@ class Addresses:
         self._captured = False
 
     def update(self, addresses: list[int]) -> None:
+        """Write the addresses, unless the table holds them already."""
         if self.fleeting and self.table.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._captured = True  # from now on the graph writes its own here whenever it runs
+            self._captured = True  # from now on the graph overwrites the table whenever it runs
         if addresses == self._written and not self._captured:
             return
         for start in range(0, len(addresses), _AT_ONCE):
@@ -44,57 +46,74 @@ class Addresses:
 
 
 class Pieces(NamedTuple):
-    """Pieces of work, those of one tensor one after the other. The first `aligned` start and end at multiples of 16 bytes."""
+    """Pieces of work, those of one tensor one after the other.
+
+    tensors, starts, lengths   on the device, per piece: the tensor, the first entry, and the number of entries
+    own_starts                 the first entry in the momentum buffer, where a row may be part of a longer one
+    aligned                    how many of the first pieces start and end at multiples of 16 bytes
+    first, counts              per cut: its first piece, and the number of its pieces
+    """
 
     tensors: Tensor
     starts: Tensor
-    own_starts: Tensor  # in the momentum buffer, where a row may be part of a longer one
+    own_starts: Tensor
     lengths: Tensor
     aligned: int
-    first: list[int]  # per cut: its first piece
-    counts: list[int]  # per cut: how many it has
+    first: list[int]
+    counts: list[int]
 
 
 class Cut(NamedTuple):
-    """How one tensor is cut: the lengths of its pieces, and how far apart they start in its momentum buffer."""
+    """How one tensor is cut: the lengths of its pieces, and the distance of their starts in its momentum buffer."""
 
     tensor: int
     lengths: list[int]
-    apart: int
+    stride: int
 
 
-def row_cut(tensor: int, rows: int, columns: int, apart: int) -> Cut:
-    """A piece per row of a matrix whose rows start `apart` entries from each other in the momentum buffer."""
-    return Cut(tensor, [columns] * rows, apart)
+def row_cut(tensor: int, rows: int, columns: int, stride: int) -> Cut:
+    """Return one piece per row of a matrix whose rows start `stride` entries from each other in the momentum buffer."""
+    return Cut(tensor, [columns] * rows, stride)
 
 
 def chunk_cut(tensor: int, size: int, length: int) -> Cut:
-    """Pieces of `length` entries, and a rest."""
-    return Cut(tensor, [length] * (size // length) + [size % length] * (size % length > 0), length)
+    """Return pieces of `length` entries, and one for the remainder.
+
+    >>> chunk_cut(0, size=10, length=4).lengths
+    [4, 4, 2]
+    """
+    whole, remainder = divmod(size, length)
+    return Cut(tensor, [length] * whole + ([remainder] if remainder else []), length)
 
 
 def pieces_of(cuts: Sequence[Cut], device: torch.device) -> Pieces:
-    order = sorted(range(len(cuts)), key=lambda c: not _is_aligned(cuts[c]))  # a stable sort: aligned ones first
-    first, count = [0] * len(cuts), [len(cut.lengths) for cut in cuts]
+    """Return the pieces of all cuts, aligned ones first."""
+    order = sorted(range(len(cuts)), key=lambda c: not _is_aligned(cuts[c]))
+    first = [0] * len(cuts)
     rows: list[tuple[int, int, int, int]] = []
     aligned = 0
     for c in order:
-        cut, first[c], start = cuts[c], len(rows), 0
+        cut = cuts[c]
+        first[c] = len(rows)
+        start = 0
         for position, length in enumerate(cut.lengths):
-            rows.append((cut.tensor, start, position * cut.apart, length))
+            rows.append((cut.tensor, start, position * cut.stride, length))
             start += length
-        aligned = len(rows) if _is_aligned(cut) else aligned
-    tensors, starts, own_starts, flat = integers(rows, device).T.contiguous().unbind()
-    return Pieces(tensors, starts, own_starts, flat, aligned, first, count)
+        if _is_aligned(cut):
+            aligned = len(rows)
+    tensors, starts, own_starts, lengths = integers(rows, device).T.contiguous().unbind()
+    return Pieces(tensors, starts, own_starts, lengths, aligned, first, [len(cut.lengths) for cut in cuts])
 
 
 def _is_aligned(cut: Cut) -> bool:
-    return cut.apart % 4 == 0 and all(length % 4 == 0 for length in cut.lengths)
+    return cut.stride % 4 == 0 and all(length % 4 == 0 for length in cut.lengths)
 
 
 def integers(values: Iterable[int | Sequence[int]], device: torch.device) -> Tensor:
+    """Return the values as int32 on the device."""
     return torch.tensor(list(values), dtype=torch.int32).to(device)
 
 
 def all_aligned(addresses: Iterable[int]) -> bool:
+    """Whether all addresses are multiples of 16 bytes."""
     return all(address % 16 == 0 for address in addresses)

@@ -1,4 +1,4 @@
-"""What the kernels share: finding a tensor, and the step-size rules of rescale.py on the device."""
+"""Functions that kernels share: pointers to tensors, and the step-size rules of rescale.py on the device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import triton.language as tl
 
 from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
 
-# What a line of `layers` holds: see directions.Layer.
-OF_TENSOR, OF_N, OF_M, OF_K, OF_LIES, OF_STRIDE, OF_PADDED, OF_SLICES, OF_SLICE = (tl.constexpr(i) for i in range(9))
+# The columns of `layers`, in the order of directions.Layer.
+OF_TENSOR, OF_N, OF_M, OF_K, OF_LAYOUT, OF_STRIDE, OF_PADDED, OF_SLICES, OF_SLICE = (tl.constexpr(i) for i in range(9))
 OF_PARTS, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED, OF_SLOT = (tl.constexpr(i) for i in range(9, 18))
 _WIDTH = tl.constexpr(18)
-SMALL = tl.constexpr(32)  # no less than subspace.FOLLOWED: the size of the matrices that choose among directions
-# As gauges.negligible: 64 sqrt(tiny) of float32.
+SMALL = tl.constexpr(32)  # the size of the matrices that choose among directions: at least subspace.FOLLOWED
+# 64 sqrt(tiny) of float32, as in gauges.negligible.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
 _UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT, _HORIZON = (tl.constexpr(i) for i in range(5))
 _RULES = {
@@ -22,17 +22,17 @@ _RULES = {
     FastGradient: _FAST_GRADIENT,
     Horizon: _HORIZON,
 }
-_OF_BATCH = 5  # added to the number of a rule that looks at the batch's gradient
+_OF_BATCH = 5  # added to the number of a rule that depends on the batch's gradient
 
 
 def rule_number(rule: Rescale) -> int | None:
-    """The rule as `step_size` below knows it; None for one it does not."""
+    """Return the number of a rule in `step_size` below; None where there is no kernel for it."""
     number = _RULES.get(type(rule))
     return None if number is None else number.value + _OF_BATCH * getattr(rule, "of_batch", False)
 
 
 def rule_scales(rule: Rescale, diameter: float) -> tuple[float, float, float, float]:
-    """What a block's share is computed from, as `step_size` below reads it: its diameter, and the numbers of Horizon."""
+    """Return the numbers from which `step_size` below computes a share: the diameter, and the rate, lr and steps of Horizon."""
     if isinstance(rule, Horizon):
         assert rule.full_lr is not None
         return diameter, rule.rate, rule.full_lr, float(rule.steps)
@@ -41,7 +41,7 @@ def rule_scales(rule: Rescale, diameter: float) -> tuple[float, float, float, fl
 
 @triton.jit
 def piece(tensors, starts, lengths, s, ALIGNED: tl.constexpr):
-    """(tensor, start, length) of piece s."""
+    """Return (tensor, start, length) of piece s."""
     length = tl.load(lengths + s)
     if ALIGNED:
         length = tl.multiple_of(length, 4)
@@ -49,10 +49,10 @@ def piece(tensors, starts, lengths, s, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
-    """Pointer to entry `start` of a tensor. ALIGNED promises multiples of 16 bytes, so that loads are wide."""
+def pointer_to(addresses, tensor, start, ALIGNED: tl.constexpr):
+    """Return a pointer to entry `start` of a tensor. ALIGNED promises multiples of 16 bytes, so that loads are wide."""
     pointer = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))
-    if ALIGNED:  # twice: the compiler drops a sum with 0, and what was promised of it
+    if ALIGNED:  # promised twice: the compiler drops a sum with 0, and with it the promise
         return tl.multiple_of(tl.multiple_of(pointer, 16) + start, 16)
     else:
         return pointer + start
@@ -60,7 +60,7 @@ def entries(addresses, tensor, start, ALIGNED: tl.constexpr):
 
 @triton.jit
 def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
-    """(eta in [0, 1], whether the clamp cut it): as in rescale.py, in float64."""
+    """Return eta in [0, 1] and whether the clamp cut it, as in rescale.py, in float64."""
     length = batch if RULE >= 5 else momentum
     if RULE % 5 == _UNSCALED:
         raw = lr
@@ -79,14 +79,14 @@ def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
 
 
 @triton.jit
-def settle(
+def step_factor(
     b, length, kept, inner, theta, batch, radii, scales, rates, bad, decay, eta, progress,
     RULE: tl.constexpr, FLAT: tl.constexpr = False,
 ):  # fmt: skip
-    """Step size of block b, for the vertex v = -radius u / ||u|| that is as long as the radius; with FLAT v = -radius u.
+    """Compute and record the step size of block b for the vertex v = -radius u / ||u||, or with FLAT v = -radius u.
 
-    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns what u is multiplied by.
-    ||v - theta||^2 = ||v||^2 - 2 <v, theta> + ||theta||^2 is summed in float64, where nothing is lost by the expansion.
+    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns the factor of u in the step.
+    ||v - theta||^2 = ||v||^2 - 2 <v, theta> + ||theta||^2 is summed in float64, where the expansion loses nothing.
     """
     towards = tl.load(radii + b)
     if not FLAT:
@@ -108,7 +108,7 @@ def settle(
 
 @triton.jit
 def layer(layers, b, WHAT: tl.constexpr, UNIT: tl.constexpr = 1):
-    """A number of block b, promised to be a multiple of UNIT."""
+    """Return a number of block b, which the caller promises to be a multiple of UNIT."""
     number = tl.load(layers + b * _WIDTH + WHAT)
     if UNIT > 1:
         number = tl.multiple_of(number, UNIT)

@@ -1,4 +1,4 @@
-"""Blocks of all layers whose magnitudes are singular values, stepped together by the kernels of products.py and factors.py."""
+"""The update of blocks whose magnitudes are singular values, by the kernels of products.py and factors.py."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ import torch
 from sparsefw.geometry.subspace import columns
 from sparsefw.optim.fused import elementwise, factors, products
 from sparsefw.optim.fused.addresses import chunk_cut, integers, pieces_of
-from sparsefw.optim.fused.bundles import Bundle, Member
 from sparsefw.optim.fused.common import SMALL
-from sparsefw.optim.fused.network import CHUNK, Network
 from sparsefw.optim.fused.products import TILE
+from sparsefw.optim.fused.tensor_table import CHUNK, TensorTable
+from sparsefw.optim.fused.updates import BlockUpdate, FusedBlock
 
 _PRODUCTS = dict(INNER=32, num_warps=4, num_stages=3)
-_SLICE = (
-    512  # at least so long, and so many that with all tiles there are _PROGRAMS, which is some for every multiprocessor
-)
+# P = G V is added up in slices of the long side: enough slices to launch about _PROGRAMS programs, several per SM, but none
+# shorter than _SLICE.
+_SLICE = 512
 _PROGRAMS = 264
-_PARTS = 8
+_PARTS = 8  # of the short side, at most, in which P^T P is added up
 
 
 class Layer(NamedTuple):
-    """What kernels know of one block: G (n, m) with n <= m is its momentum or the transpose of it."""
+    """The numbers of one block for kernels: G (n, m) with n <= m is its momentum or the transpose of it."""
 
     tensor: int
     n: int
     m: int
     k: int  # directions that are followed
-    lies: int  # 1 where G lies in memory as it is, 0 where its transpose does; + 2 where all rows start at multiples of 16 bytes
+    layout: (
+        int  # 1 where G is stored as it is, 0 where its transpose is; + 2 where all rows start at multiples of 16 bytes
+    )
     stride: int  # from row to row in memory
-    padded: int  # k, in whole tiles
-    slices: int  # of the long side, in which P = G V is added up
+    padded: int  # k, rounded up to whole tiles
+    slices: int  # the number of slices of the long side
     slice: int  # their length
-    parts: int  # of the short side, in which P^T P is added up
-    # Offsets in memory, of numbers:
+    parts: int  # the number of parts of the short side
+    # Offsets in memory, counted in numbers:
     p: int
     slice_p: int
     a: int
@@ -46,41 +48,57 @@ class Layer(NamedTuple):
     v: int
     d: int
     wanted: int  # directions that may grow
-    slot: int  # from the number of a program of sfw_coefficients to the place of its small matrices
+    slot: int  # added to the number of a program of sfw_coefficients, the place of its small matrices
 
 
 class Scratch:
-    """Memory given away piece by piece, counted in numbers: for P, its slices, what is in float64, and warm starts."""
+    """Counts the memory that layers need, in numbers: for P, its slices, float64 matrices, warm starts, and small matrices."""
 
     def __init__(self) -> None:
-        self.p, self.slices, self.double, self.warm, self.slots, self.programs = 0, 0, 0, 0, 0, 0
+        self.p = 0
+        self.slices = 0
+        self.double = 0
+        self.warm = 0
+        self.slots = 0
+        self.programs = 0
 
-    def layer(self, tensor: int, shape: tuple[int, int], wanted: int) -> Layer:
-        high, long = shape
+    def add_layer(self, tensor: int, shape: tuple[int, int], wanted: int) -> Layer:
+        """Reserve the memory of a block of this shape, of which `wanted` directions may grow, and return its numbers."""
+        rows, stride = shape
         n, m = min(shape), max(shape)
         k = columns(wanted, n)
-        tiles, row_tiles = -(-k // TILE), -(-n // TILE)
-        slices = min(-(-m // _SLICE), max(1, _PROGRAMS // (tiles * row_tiles)))
+        tiles = _tiles(k)
+        row_tiles = _tiles(n)
+        most_slices = max(1, _PROGRAMS // (tiles * row_tiles))
+        slices = min(-(-m // _SLICE), most_slices)
         length = -(-m // (slices * TILE)) * TILE
-        slices, parts = -(-m // length), min(row_tiles, _PARTS)
-        padded, aligned = tiles * TILE, high % 4 == 0 and long % 4 == 0
-        # Warm starts of a stack lie one after the other: where rows of one are aligned, so are those of the next.
-        factor, v = self.double + parts * padded**2, self.warm + (-self.warm % 4) * aligned
-        found = Layer(
-            tensor, n, m, k, (high <= long) + 2 * aligned, long, padded, slices, length, parts,
-            self.p, self.slices, self.double, factor, v, factor + padded**2, wanted, self.slots - self.programs,
+        slices = -(-m // length)
+        parts = min(row_tiles, _PARTS)
+        padded = tiles * TILE
+        aligned = rows % 4 == 0 and stride % 4 == 0
+        factor = self.double + parts * padded**2
+        # The warm starts of a stack are stored one after the other: where rows of one are aligned, so are those of the next.
+        warm = self.warm + (-self.warm % 4) * aligned
+        layer = Layer(
+            tensor, n, m, k, (rows <= stride) + 2 * aligned, stride, padded, slices, length, parts,
+            self.p, self.slices, self.double, factor, warm, factor + padded**2, wanted, self.slots - self.programs,
         )  # fmt: skip
-        programs = tiles * -(-m // TILE)
+        programs = tiles * _tiles(m)
         self.p += n * padded
         self.slices += slices * n * padded
         self.double = factor + padded**2 + padded
-        self.warm = v + m * k
-        self.slots, self.programs = self.slots + programs * (wanted < k), self.programs + programs
-        return found
+        self.warm = warm + m * k
+        self.slots += programs * (wanted < k)
+        self.programs += programs
+        return layer
+
+
+def _tiles(length: int) -> int:
+    return -(-length // TILE)
 
 
 class Work(NamedTuple):
-    """The programs of every launch, each a line of numbers that say what it does: see the kernels."""
+    """The programs of every launch, each a line of numbers that the kernel's docstring explains."""
 
     project: list[tuple[int, ...]]
     gram: list[tuple[int, ...]]
@@ -90,9 +108,12 @@ class Work(NamedTuple):
 
 
 def work_on(layers: Sequence[Layer]) -> Work:
+    """Return the programs for these layers."""
     work = Work([], [], [], [], [])
     for b, layer in enumerate(layers):
-        rows, columns, length = range(-(-layer.n // TILE)), range(layer.padded // TILE), range(-(-layer.m // TILE))
+        rows = range(_tiles(layer.n))
+        columns = range(layer.padded // TILE)
+        length = range(_tiles(layer.m))
         work.project.extend((b, r, c, s) for s in range(layer.slices) for r in rows for c in columns)
         work.gram.extend((b, r, c, d) for r in range(layer.parts) for c in columns for d in range(c + 1))
         work.basis.extend((b, r) for r in rows)
@@ -101,25 +122,32 @@ def work_on(layers: Sequence[Layer]) -> Work:
     return work
 
 
-class Directions(Bundle):
-    def __init__(self, network: Network, members: list[Member]) -> None:
-        super().__init__(network, members)
-        device, memory = self.device, Scratch()
+class DirectionsUpdate(BlockUpdate):
+    """Few directions may grow."""
+
+    def __init__(self, table: TensorTable, blocks: list[FusedBlock]) -> None:
+        super().__init__(table, blocks)
+        device = self.device
+        memory = Scratch()
         layers = []
-        for member in members:
-            (t,), high = member.tensors, member.shape[0]
-            layers.append(memory.layer(t, (high, network.params[t].numel() // high), member.support))
+        for block in blocks:
+            (t,) = block.tensors
+            rows = block.shape[0]
+            layers.append(memory.add_layer(t, (rows, table.params[t].numel() // rows), block.support))
         work = work_on(layers)
-        self._layers, self._work = integers(layers, device), [integers(lines, device) for lines in work]
-        self._pieces = cut = pieces_of([chunk_cut(x.tensor, x.n * x.m, CHUNK) for x in layers], device)
-        self._first, self._count = integers(cut.first, device), integers(cut.counts, device)
+        self._layers = integers(layers, device)
+        self._work = [integers(lines, device) for lines in work]
+        cut = pieces_of([chunk_cut(x.tensor, x.n * x.m, CHUNK) for x in layers], device)
+        self._pieces = cut
+        self._first = integers(cut.first, device)
+        self._count = integers(cut.counts, device)
         self._figures = torch.zeros(3, len(cut.tensors), dtype=torch.float64, device=device)
         programs = Counter(b for b, *_ in work.coefficients)
         counts = [programs[b] for b in range(len(layers))]
-        self._programs, self._first_program = integers(counts, device), integers(accumulate([0, *counts[:-1]]), device)
+        self._programs = integers(counts, device)
+        self._first_program = integers(accumulate([0, *counts[:-1]]), device)
         self._sums = torch.zeros(2, len(work.coefficients), dtype=torch.float64, device=device)
-        ample = [b for b, x in enumerate(layers) if x.wanted < x.k]
-        self._ample = integers(ample, device)
+        self._with_surplus = integers([b for b, x in enumerate(layers) if x.wanted < x.k], device)
         self._small = torch.zeros(memory.slots * 2 * SMALL.value**2, device=device)
         self._p, self._basis = torch.zeros(2, memory.p, device=device)
         self._slices = torch.zeros(memory.slices, device=device)
@@ -127,20 +155,23 @@ class Directions(Bundle):
         self._warm = torch.zeros(memory.warm, device=device)
         self._lengths = torch.zeros(len(layers), dtype=torch.float64, device=device)
         self._factor = torch.zeros(len(layers), device=device)
-        for member, x in zip(members, layers, strict=True):
-            if member.index == 0:
-                count = len(member.stack.blocks)
-                member.stack.own_warm(self._warm[x.v : x.v + count * x.m * x.k].view(count, x.k, x.m).mT)
+        for block, x in zip(blocks, layers, strict=True):
+            if block.index == 0:
+                count = len(block.stack.blocks)
+                warm_starts = self._warm[x.v : x.v + count * x.m * x.k].view(count, x.k, x.m).mT
+                block.stack.use_warm_starts(warm_starts)
 
-    def launch(self, network: Network) -> None:
-        cut, count, tile = self._pieces, len(self._pieces.tensors), TILE
+    def launch(self, table: TensorTable) -> None:
+        cut = self._pieces
+        count = len(cut.tensors)
+        tile = TILE
         project, gram, basis, coefficients, move = self._work
-        aligned = 3 if network.aligned else 1
+        aligned = 3 if table.is_aligned else 1  # a mask for Layer.layout
         half = self.device.type == "cuda"  # the interpreter has no half products
-        momenta, weights, layers = network.momenta.table, network.weights.table, self._layers
+        momenta, weights, layers = table.momenta.table, table.weights.table, self._layers
         elementwise.sfw_momentum[(count,)](
-            network.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
-            network.wide(cut), network.bad, self.rho, self._figures, count, BLOCK=elementwise.BLOCK,
+            table.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
+            table.aligned_pieces(cut), table.bad, self.rho, self._figures, count, BLOCK=elementwise.BLOCK,
         )  # fmt: skip
         for _ in range(max(stack.iterations for stack in self.stacks)):
             products.sfw_project[(len(project),)](
@@ -149,7 +180,7 @@ class Directions(Bundle):
             factors.sfw_gram[(len(gram),)](
                 gram, layers, self._slices, self._p, self._double, TILE=tile, num_warps=8, num_stages=1
             )
-            factors.sfw_factorise[(len(self.members),)](
+            factors.sfw_factorise[(len(self.blocks),)](
                 layers, self._double, self._figures, self._first, self._count, self._lengths, STEP=factors.STEP,
                 num_warps=4, num_stages=1,
             )  # fmt: skip
@@ -158,18 +189,18 @@ class Directions(Bundle):
                 num_stages=1,
             )  # fmt: skip
             products.sfw_coefficients[(len(coefficients),)](
-                coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._lengths, network.bad,
+                coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._lengths, table.bad,
                 self._sums, len(coefficients), self._small, aligned, TILE=tile, HALF=half, **_PRODUCTS,
             )  # fmt: skip
-        if len(self._ample):
-            factors.sfw_lead[(len(self._ample),)](
-                self._ample, layers, self._small, self._basis, self._sums, len(coefficients), self._first_program,
+        if len(self._with_surplus):
+            factors.sfw_lead[(len(self._with_surplus),)](
+                self._with_surplus, layers, self._small, self._basis, self._sums, len(coefficients), self._first_program,
                 self._programs, TILE=tile, num_stages=1,
             )  # fmt: skip
-        factors.sfw_choose_directions[(len(self.members),)](
+        factors.sfw_choose_directions[(len(self.blocks),)](
             self._figures, count, self._first, self._count, self._sums, len(coefficients), self._first_program,
-            self._programs, self._lengths, self.radii, self.scales, self.rates.table, network.norms, self.part_tensor,
-            network.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
+            self._programs, self._lengths, self.radii, self.scales, self.rates.table, table.norms, self.part_tensor,
+            table.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
         )  # fmt: skip
         products.sfw_move_directions[(len(move),)](
             move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, HALF=half, **_PRODUCTS,

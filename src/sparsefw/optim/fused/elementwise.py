@@ -1,11 +1,11 @@
-"""Passes over all weights: health of the gradients, momentum, SGD, and the update of rows. And the table of addresses."""
+"""Kernels that pass over all weights: the check of gradients, momentum, SGD, and the move of rows; and tables of addresses."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import entries, piece
+from sparsefw.optim.fused.common import piece, pointer_to
 
 BLOCK = 1024
 
@@ -18,7 +18,7 @@ def sfw_write_addresses(table, start, addresses):
 
 @triton.jit
 def sfw_squares(gradients, tensors, starts, lengths, aligned, bad, partial, BLOCK: tl.constexpr):
-    """partial[s] = sum of the squares of piece s; clears `bad`, which sfw_verdict then raises."""
+    """partial[s] = sum of the squares of piece s; clears `bad`, which sfw_verdict then counts up."""
     s = tl.program_id(0)
     if s == 0:
         tl.store(bad, 0)
@@ -32,7 +32,7 @@ def sfw_squares(gradients, tensors, starts, lengths, aligned, bad, partial, BLOC
 @triton.jit
 def _squares(gradients, tensors, starts, lengths, s, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
-    g = entries(gradients, tensor, start, ALIGNED)
+    g = pointer_to(gradients, tensor, start, ALIGNED)
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, length, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -81,7 +81,7 @@ def _sgd(
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
-    g, w = entries(gradients, tensor, start, ALIGNED), entries(weights, tensor, start, ALIGNED)
+    g, w = pointer_to(gradients, tensor, start, ALIGNED), pointer_to(weights, tensor, start, ALIGNED)
     rate = tl.load(lr)
     for begin in range(0, length, BLOCK):
         i = begin + tl.arange(0, BLOCK)
@@ -89,7 +89,7 @@ def _sgd(
         theta = tl.load(w + i, mask=live)
         d = tl.load(g + i, mask=live) + decay * theta
         if MOMENTUM:
-            at = entries(momenta, tensor, start, ALIGNED) + i
+            at = pointer_to(momenta, tensor, start, ALIGNED) + i
             m = rho * tl.load(at, mask=live) + d
             tl.store(at, m, mask=live)
             d = d + rho * m if NESTEROV else m
@@ -98,20 +98,8 @@ def _sgd(
 
 @triton.jit
 def sfw_momentum(
-    gradients,
-    momenta,
-    weights,
-    tensors,
-    starts,
-    own_starts,
-    lengths,
-    aligned,
-    bad,
-    rho,
-    figures,
-    pieces,
-    BLOCK: tl.constexpr,
-):
+    gradients, momenta, weights, tensors, starts, own_starts, lengths, aligned, bad, rho, figures, pieces, BLOCK: tl.constexpr
+):  # fmt: skip
     """m <- rho m + g (nothing on a bad step); figures[:, s] = (||m||^2, <m, theta>, ||theta||^2) of piece s, in float64."""
     s = tl.program_id(0)
     if s < aligned:
@@ -129,23 +117,13 @@ def sfw_momentum(
 
 @triton.jit
 def _momentum(
-    gradients,
-    momenta,
-    weights,
-    tensors,
-    starts,
-    own_starts,
-    lengths,
-    s,
-    bad,
-    rho,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    gradients, momenta, weights, tensors, starts, own_starts, lengths, s, bad, rho,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
-    g = entries(gradients, tensor, start, ALIGNED)
-    at = entries(momenta, tensor, tl.load(own_starts + s), ALIGNED)
-    w = entries(weights, tensor, start, ALIGNED)
+    g = pointer_to(gradients, tensor, start, ALIGNED)
+    at = pointer_to(momenta, tensor, tl.load(own_starts + s), ALIGNED)
+    w = pointer_to(weights, tensor, start, ALIGNED)
     fine = tl.load(bad) == 0
     mm, mt, tt = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     for begin in range(0, length, BLOCK):
@@ -178,26 +156,16 @@ def sfw_move_rows(
 
 @triton.jit
 def _move(
-    momenta,
-    weights,
-    tensors,
-    starts,
-    own_starts,
-    lengths,
-    s,
-    blocks,
-    decay,
-    factor,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    momenta, weights, tensors, starts, own_starts, lengths, s, blocks, decay, factor,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
-    w = entries(weights, tensor, start, ALIGNED)
+    w = pointer_to(weights, tensor, start, ALIGNED)
     kept, towards = tl.load(decay + tl.load(blocks + tensor)), tl.load(factor + s)
     for begin in range(0, length, BLOCK):
         i = begin + tl.arange(0, BLOCK)
         live = i < length
         theta = tl.load(w + i, mask=live) * kept
         if towards != 0:
-            theta += towards * tl.load(entries(momenta, tensor, tl.load(own_starts + s), ALIGNED) + i, mask=live)
+            theta += towards * tl.load(pointer_to(momenta, tensor, tl.load(own_starts + s), ALIGNED) + i, mask=live)
         tl.store(w + i, theta, mask=live)

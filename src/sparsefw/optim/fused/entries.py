@@ -1,11 +1,11 @@
-"""Few entries may grow (Elements): exactly the k largest of millions, without sorting.
+"""Few entries may grow (Elements): kernels that choose exactly the k largest of millions without sorting.
 
-Magnitudes as integers (the bits of a float order like the float) are counted by their leading 8 bits, then, among those that
-share the leading bits of the k-th largest, by the next 12, and among these by the last 11: three passes find the k-th largest
-exactly. Of entries that equal it the first ones are taken, so many that there are k. The vertex is made of u, which is m on
-them, or with FLAT their signs.
+Magnitudes are read as integers, since the bits of floats order as the floats do. They are counted by their leading 8 bits; those
+that share the leading bits of the k-th largest, by the next 12; and those among them by the last 11. Three passes find the k-th
+largest exactly. Of the entries that equal it, the first are taken until there are k. The vertex is a multiple of u, which on the
+chosen entries is m, or with FLAT their sign.
 
-A piece is one BLOCK here. `counts` has COUNTS numbers per block: what each pass counted.
+A piece is at most one BLOCK here. `counts` has COUNTS numbers per block of weights, those of the three passes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import entries, piece, settle
+from sparsefw.optim.fused.common import piece, pointer_to, step_factor
 
 BLOCK = 4096
 COUNTS = 256 + 4096 + 2048
@@ -33,7 +33,7 @@ def _tip(m, FLAT: tl.constexpr):
 
 @triton.jit
 def sfw_narrow_entries(supports, counts, threshold, needed, PASS: tl.constexpr):
-    """threshold[b]: the leading digits of the k-th largest, one more by every pass; needed[b]: its place among all with these."""
+    """threshold[b] <- the leading digits of the k-th largest, one more per pass; needed[b] <- its rank among their entries."""
     b = tl.program_id(0)
     counts += b * _COUNTS
     if PASS == 0:
@@ -44,11 +44,11 @@ def sfw_narrow_entries(supports, counts, threshold, needed, PASS: tl.constexpr):
     else:
         bins, prefix, wanted = tl.arange(0, 2048), tl.load(threshold + b) << 11, tl.load(needed + b)
         counts += 256 + 4096
-    found = tl.load(counts + bins)
-    at_least = tl.sum(found) - tl.cumsum(found, 0) + found
+    in_bin = tl.load(counts + bins)
+    at_least = tl.sum(in_bin) - tl.cumsum(in_bin, 0) + in_bin
     digit = tl.max(tl.where(at_least >= wanted, bins, 0))
     tl.store(threshold + b, prefix | digit)
-    tl.store(needed + b, wanted - tl.sum(tl.where(bins > digit, found, 0)))
+    tl.store(needed + b, wanted - tl.sum(tl.where(bins > digit, in_bin, 0)))
 
 
 @triton.jit
@@ -73,23 +73,23 @@ def _entry_momentum(
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
     live = i < length
-    at = entries(momenta, tensor, start, ALIGNED) + i
+    at = pointer_to(momenta, tensor, start, ALIGNED) + i
     m = tl.load(at, mask=live, other=0.0)
     if tl.load(bad) == 0:
-        m = rho * m + tl.load(entries(gradients, tensor, start, ALIGNED) + i, mask=live, other=0.0)
+        m = rho * m + tl.load(pointer_to(gradients, tensor, start, ALIGNED) + i, mask=live, other=0.0)
         tl.store(at, m, mask=live)
     tl.store(figures + s, tl.sum(m.to(tl.float64) * m.to(tl.float64)))
-    # Magnitudes share a few exponents: counted up here first, since the memory of all takes one addition at a time.
+    # Magnitudes share a few exponents: they are counted here first, since atomic additions to one address run one at a time.
     bins = tl.arange(0, 256)
-    found = tl.histogram(_bits(m) >> 23, 256) - tl.where(bins == 0, BLOCK - length, 0)
-    tl.atomic_add(counts + tl.load(blocks + tensor) * _COUNTS + bins, found, mask=found > 0)
+    in_bin = tl.histogram(_bits(m) >> 23, 256) - tl.where(bins == 0, BLOCK - length, 0)
+    tl.atomic_add(counts + tl.load(blocks + tensor) * _COUNTS + bins, in_bin, mask=in_bin > 0)
 
 
 @triton.jit
 def sfw_count_entries(
     momenta, tensors, starts, lengths, aligned, blocks, threshold, counts, PASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """counts the next digit of those entries that share all digits of the k-th largest found so far."""
+    """Count the next digit of the entries that share all known digits of the k-th largest."""
     s = tl.program_id(0)
     if s < aligned:
         _count(momenta, tensors, starts, lengths, s, blocks, threshold, counts, PASS, True, BLOCK)
@@ -104,7 +104,7 @@ def _count(
 ):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
-    bits = _bits(tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0))
+    bits = _bits(tl.load(pointer_to(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0))
     b = tl.load(blocks + tensor)
     counts += b * _COUNTS
     if PASS == 1:
@@ -119,7 +119,7 @@ def sfw_weigh_entries(
     momenta, weights, tensors, starts, lengths, aligned, blocks, threshold, figures, pieces,
     FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """figures[1:, s]: above the threshold ||u||^2, <u, theta>; of all ||theta||^2; at the threshold the number, <u, theta>."""
+    """figures[1:, s] <- ||u||^2, <u, theta> above the threshold; ||theta||^2; the number of entries at it, <u, theta> there."""
     s = tl.program_id(0)
     if s < aligned:
         _weigh(momenta, weights, tensors, starts, lengths, s, blocks, threshold, figures, pieces, FLAT, True, BLOCK)
@@ -134,8 +134,8 @@ def _weigh(
 ):  # fmt: skip
     tensor, start, length = piece(tensors, starts, lengths, s, ALIGNED)
     i = tl.arange(0, BLOCK)
-    m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0)
-    theta = tl.load(entries(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
+    m = tl.load(pointer_to(momenta, tensor, start, ALIGNED) + i, mask=i < length, other=0.0)
+    theta = tl.load(pointer_to(weights, tensor, start, ALIGNED) + i, mask=i < length, other=0.0).to(tl.float64)
     limit = tl.load(threshold + tl.load(blocks + tensor))
     above, equal = _bits(m) > limit, (_bits(m) == limit) & (i < length)
     wide = _tip(m, FLAT).to(tl.float64)
@@ -152,7 +152,7 @@ def sfw_choose_entries(
     radii, scales, rates, norms, part_tensor, bad, allowed, decay, factor, eta, progress,
     RULE: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Step size of each block, and for every piece how many entries that equal the threshold it may take."""
+    """Compute the step size of each block, and for every piece how many entries equal to the threshold it takes."""
     b = tl.program_id(0)
     limit, wanted = tl.load(threshold + b), tl.load(needed + b)
     begin, n = tl.load(first + b), tl.load(count + b)
@@ -167,22 +167,21 @@ def sfw_choose_entries(
         kept += tl.load(figures + pieces + s, mask=live, other=0.0)
         inner += tl.load(figures + 2 * pieces + s, mask=live, other=0.0)
         tt += tl.load(figures + 3 * pieces + s, mask=live, other=0.0)
-        found = tl.load(figures + 4 * pieces + s, mask=live, other=0.0)
-        before = equals + tl.cumsum(found, 0) - found
-        take = tl.minimum(tl.maximum(wanted - before, 0.0), found)
+        ties = tl.load(figures + 4 * pieces + s, mask=live, other=0.0)
+        before = equals + tl.cumsum(ties, 0) - ties
+        take = tl.minimum(tl.maximum(wanted - before, 0.0), ties)
         tl.store(allowed + s, take.to(tl.int32), mask=live)
-        inner += tl.where(take == found, tl.load(figures + 5 * pieces + s, mask=live, other=0.0), 0.0)
-        split = tl.maximum(split, tl.max(tl.where((take > 0) & (take < found), s, -1)))
-        equals += tl.sum(found)
+        inner += tl.where(take == ties, tl.load(figures + 5 * pieces + s, mask=live, other=0.0), 0.0)
+        split = tl.maximum(split, tl.max(tl.where((take > 0) & (take < ties), s, -1)))
+        equals += tl.sum(ties)
     product = tl.sum(inner)
-    tl.debug_barrier()  # other threads have written what is read below
-    if split >= 0:  # the one piece of which only the first equals are taken
+    tl.debug_barrier()  # wait for what other threads have written
+    if split >= 0:  # the only piece that takes some of its equal entries, the first ones
         i = tl.arange(0, BLOCK)
         at, live = tl.load(starts + split) + i, i < tl.load(lengths + split)
-        m = tl.load(entries(momenta, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
-        theta = tl.load(entries(weights, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
+        m = tl.load(pointer_to(momenta, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
+        theta = tl.load(pointer_to(weights, tl.load(part_tensor + b), 0, False) + at, mask=live, other=0.0)
         equal = live & (_bits(m) == limit)
-        # The pieces before it took theirs; this one fills up what is needed.
         mine = tl.load(allowed + split)
         taken = equal & (tl.cumsum(equal.to(tl.int32), 0) <= mine)
         product += tl.sum(tl.where(taken, _tip(m, FLAT).to(tl.float64) * theta.to(tl.float64), 0.0))
@@ -190,7 +189,7 @@ def sfw_choose_entries(
     norm = tl.sqrt(tl.sum(kept) + wanted * edge * edge)
     length = tl.sqrt(tl.sum(mm))
     gradient = tl.load(norms + tl.load(part_tensor + b))
-    towards = settle(
+    towards = step_factor(
         b, length, norm, product, tl.sum(tt), gradient * gradient, radii, scales, rates, bad, decay, eta, progress,
         RULE, FLAT,
     )  # fmt: skip
@@ -223,8 +222,8 @@ def _move(
     i = tl.arange(0, BLOCK)
     live = i < length
     b = tl.load(blocks + tensor)
-    w = entries(weights, tensor, start, ALIGNED) + i
-    m = tl.load(entries(momenta, tensor, start, ALIGNED) + i, mask=live, other=0.0)
+    w = pointer_to(weights, tensor, start, ALIGNED) + i
+    m = tl.load(pointer_to(momenta, tensor, start, ALIGNED) + i, mask=live, other=0.0)
     bits, limit, mine = _bits(m), tl.load(threshold + b), tl.load(allowed + s)
     chosen = bits > limit
     if mine > 0:

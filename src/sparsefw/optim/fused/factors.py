@@ -1,4 +1,4 @@
-"""The small factors of the power iteration in products.py, in float64: orthonormal bases, leading directions, step sizes."""
+"""Kernels for the small factors of the power iteration in products.py, in float64: bases, leading directions, step sizes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from sparsefw.optim.fused.common import (
     OF_WANTED,
     SMALL,
     layer,
-    settle,
+    step_factor,
 )
 
 STEP = 32  # the tiles of L
 _ROUNDS = tl.constexpr(3)
-# Of a column of unit length, the square of what is left beside the columns before it: below this it is rounding, of P in float32
-# and of the small matrices in float64.
+# A column of unit length depends on those before it where the square of its remainder is below this: the rounding of P in
+# float32, and of the small matrices in float64.
 _DEPENDENT, _SMALL_DEPENDENT = tl.constexpr(1e-10), tl.constexpr(1e-12)
 
 
 @triton.jit
 def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
-    """P added up, and A = P^T P over some tiles of rows; work: (block, which part, tile of columns, another before or equal)."""
+    """Add up P, and A = P^T P over a part of the rows; work: (block, part, tile of columns, tile of columns before or equal)."""
     w = tl.program_id(0) * 4
     b, part, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
     n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE), layer(layers, b, OF_SLICES)
@@ -58,7 +58,7 @@ def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
 
 @triton.jit
 def _gram_tile(A, left, right, padded, parts, STEP: tl.constexpr):
-    """The tile of A, added up over the parts of its rows, four of them on their way at a time."""
+    """Return a tile of A, added up over the parts of the rows, of which four are loaded at a time."""
     at = A + (left * STEP + tl.arange(0, STEP)[:, None]) * padded + right * STEP + tl.arange(0, STEP)[None, :]
     total = tl.zeros((STEP, STEP), tl.float64)
     number = tl.zeros((STEP, STEP), tl.int32)
@@ -82,9 +82,9 @@ def _sum(figures, begin, count):
 
 @triton.jit
 def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constexpr):
-    """lengths[b] = ||G||, and D A D = L L^T by tiles, one program per block. Kept: L below the diagonal tiles, L^-1 in them, D.
+    """lengths[b] <- ||G||, and D A D = L L^T by tiles, one program per block; stores L below diagonal tiles, L^-1 in them, and D.
 
-    A column that depends on those before it gets a row of zeros in L^-1, hence 0 in U: a vertex of lower rank is feasible too.
+    A column that depends on those before it gets a row of zeros in L^-1, hence 0 in U: a vertex of lower rank is feasible, too.
     """
     b = tl.program_id(0)
     tl.store(lengths + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
@@ -98,7 +98,7 @@ def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constex
         for part in range(parts):
             squares += tl.load(A + part * padded * padded + (t * STEP + r) * (padded + 1))
         tl.store(D + t * STEP + r, tl.where(squares > 0, 1 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0))
-    tl.debug_barrier()  # what this program has written, its other threads read from here on; so below
+    tl.debug_barrier()  # here and below, wait for what other threads have written
     for t in range(tiles):
         across = tl.load(D + t * STEP + column)
         block = _gram_tile(A, t, t, padded, parts, STEP) * tl.load(D + t * STEP + row) * across
@@ -120,7 +120,7 @@ def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constex
 
 @triton.jit
 def _inverse_root(x, DEPENDENT: tl.constexpr):
-    """1 / sqrt(x) in float64, from float32's and two Newton steps, which the rounds below wait for; 0 for what is dependent."""
+    """Return 1 / sqrt(x) in float64, fast by float32 and two Newton steps; 0 for a dependent column."""
     safe = tl.where(x > DEPENDENT, x, 1.0)
     root = tl.rsqrt(safe.to(tl.float32)).to(tl.float64)
     root = root * (1.5 - 0.5 * safe * root * root)
@@ -130,10 +130,10 @@ def _inverse_root(x, DEPENDENT: tl.constexpr):
 
 @triton.jit
 def _inverse_factor(block, width, STEP: tl.constexpr, DEPENDENT: tl.constexpr):
-    """L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0.
+    """Return L^-1 of block = L L^T, by elimination beside the identity; rows of dependent columns are 0.
 
-    A round takes two columns, since it is their latency and not their arithmetic that counts, and fetches two rows, since block
-    stays symmetric where it is still needed.
+    A round eliminates two columns, since latency and not arithmetic limits it, and reads them as rows, since the block stays
+    symmetric where it is still needed.
     """
     r = tl.arange(0, STEP)
     row, column = r[:, None], r[None, :]
@@ -187,7 +187,7 @@ def _orthonormal(Y, width, SIZE: tl.constexpr):
 
 @triton.jit
 def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, program_count, TILE: tl.constexpr):
-    """U <- U Z Z^T for those blocks, with Z as in subspace.leading; sums become ||Z^T B||^2 and <Z^T B, Z^T U^T theta>."""
+    """U <- U Z Z^T for the listed blocks, with Z as in subspace.leading; sums <- ||Z^T B||^2 and <Z^T B, Z^T U^T theta>."""
     b = tl.load(blocks + tl.program_id(0))
     begin, count, wanted = tl.load(first_program + b), tl.load(program_count + b), layer(layers, b, OF_WANTED)
     r = tl.arange(0, SMALL)
@@ -206,7 +206,7 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
     square = tl.dot(unit, unit, out_dtype=tl.float64)
     for _ in range(_ROUNDS):
         Z = _orthonormal(tl.dot(square, Z, out_dtype=tl.float64), wanted, SMALL)
-    Z = _orthonormal(Z, wanted, SMALL)  # what rounding has left of the first time
+    Z = _orthonormal(Z, wanted, SMALL)  # again, against rounding
     projector = tl.dot(Z, tl.trans(Z), out_dtype=tl.float64)
     for start in range(0, count, 1024):
         q = start + tl.arange(0, 1024)
@@ -225,7 +225,10 @@ def sfw_choose_directions(
     figures, pieces, first, count, sums, programs, first_program, program_count, lengths,
     radii, scales, rates, norms, part_tensor, bad, decay, factor, eta, gained, progress, RULE: tl.constexpr,
 ):  # fmt: skip
-    """Step size of each block: v = -radius U B / ||B||, <v, theta> = -radius <B, U^T theta> / ||B||, <v, G> = -radius ||B||."""
+    """Compute the step size of each block.
+
+    v = -radius U B / ||B||, <v, theta> = -radius <B, U^T theta> / ||B||, <v, G> = -radius ||B||.
+    """
     b = tl.program_id(0)
     length = tl.load(lengths + b)
     tt = _sum(figures + 2 * pieces, tl.load(first + b), tl.load(count + b))
@@ -233,7 +236,7 @@ def sfw_choose_directions(
     kept = tl.sqrt(_sum(sums, begin, n))
     inner = _sum(sums + programs, begin, n)
     gradient = tl.load(norms + tl.load(part_tensor + b))
-    towards = settle(
+    towards = step_factor(
         b, length, kept, inner, tt, gradient * gradient, radii, scales, rates, bad, decay, eta, progress, RULE
     )
     tl.store(factor + b, towards.to(tl.float32))

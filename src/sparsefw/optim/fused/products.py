@@ -1,21 +1,21 @@
-"""Few directions may grow (Spectrum): the matrix products of one block power iteration, each of them one launch for all layers.
+"""Few directions may grow (Spectrum): kernels for the matrix products of a block power iteration, one launch for all layers each.
 
-geometry/subspace.py states the algorithm. Here, cut into tiles of TILE x TILE:
+geometry/subspace.py states the algorithm. Here, in tiles of TILE x TILE:
 
     P = G V                     sfw_project        in slices of the long side, so that all multiprocessors have work
-    A = P^T P in float64        sfw_gram           adds up the slices of P, and A in slices of rows
+    A = P^T P in float64        sfw_gram           adds up the slices of P, and A in parts of the rows
     D A D = L L^T               sfw_factorise      D makes the columns of P unit vectors; dependent columns are dropped
     U = P D L^-T                sfw_basis
     B = U^T G, U^T theta        sfw_coefficients
-    U Z Z^T in place of U       sfw_lead           where more directions are followed than wanted: Z spans the leading ones
+    U Z Z^T in place of U       sfw_lead           where more directions are followed than may grow: Z spans the leading ones
     eta                         sfw_choose_directions
     theta <- (1 - eta) theta - eta radius U B / ||B||      sfw_move_directions
 
-What is not a large product is in factors.py. G (n, m) is a block's momentum, or its transpose, with n <= m. V^T = B / ||G|| of
+The small factors are computed in factors.py. G (n, m) is a block's momentum, or its transpose, with n <= m. V^T = B / ||G|| of
 the last step: its scale does not matter, since D removes it.
 
-With HALF, B is rounded to float16, and its norm taken afterwards; U is split into two float16 numbers where it makes the vertex.
-So the vertex is as long as the radius to 1e-6, and of rank k, whatever rounding does to its direction (5e-4).
+With HALF, B is rounded to float16 before its norm is computed, and U is split into two float16 numbers where the vertex is
+formed. So the length of the vertex equals the radius to 1e-6, and its rank is k, whatever rounding does to its direction (5e-4).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import triton.language as tl
 from sparsefw.optim.fused.common import (
     OF_K,
     OF_L,
-    OF_LIES,
+    OF_LAYOUT,
     OF_M,
     OF_N,
     OF_P,
@@ -39,8 +39,8 @@ from sparsefw.optim.fused.common import (
     OF_V,
     OF_WANTED,
     SMALL,
-    entries,
     layer,
+    pointer_to,
 )
 
 TILE = 64
@@ -48,7 +48,7 @@ TILE = 64
 
 @triton.jit
 def _tile(matrix, i, j, n, m, stride, TRANSPOSED: tl.constexpr):
-    """G[i, j], 0 beyond its edges, from a matrix that lies in memory as G or as its transpose."""
+    """Return G[i, j], 0 beyond its edges, from a matrix that is stored as G or as its transpose."""
     if TRANSPOSED:
         turned = tl.load(matrix + j[:, None] * stride + i[None, :], mask=(j[:, None] < m) & (i[None, :] < n), other=0.0)
         return tl.trans(turned)
@@ -61,12 +61,12 @@ def sfw_project(work, layers, momenta, warm, slices_of_p, aligned, TILE: tl.cons
     """slices_of_p: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
     w = work + tl.program_id(0) * 4
     b = tl.load(w)
-    lies = layer(layers, b, OF_LIES) & aligned
-    if lies == 3:
+    layout = layer(layers, b, OF_LAYOUT) & aligned
+    if layout == 3:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, True)
-    elif lies == 2:
+    elif layout == 2:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, True)
-    elif lies == 1:
+    elif layout == 1:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, False)
     else:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, False)
@@ -85,7 +85,7 @@ def _project(
         layer(layers, b, OF_PADDED, TILE),
         layer(layers, b, OF_SLICE, TILE),
     )
-    G, V = entries(momenta, layer(layers, b, OF_TENSOR), 0, ALIGNED), warm + layer(layers, b, OF_V, UNIT)
+    G, V = pointer_to(momenta, layer(layers, b, OF_TENSOR), 0, ALIGNED), warm + layer(layers, b, OF_V, UNIT)
     i, c = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
     for start in range(part * length, min(part * length + length, m), INNER):
@@ -108,14 +108,14 @@ def sfw_coefficients(
     j = tl.load(work + 3 * w + 2) * TILE + tl.arange(0, TILE)
     length = tl.load(lengths + b).to(tl.float32)
     scale = 1 / tl.where(length > 0, length, 1.0)
-    lies = layer(layers, b, OF_LIES) & aligned
-    if lies == 3:
+    layout = layer(layers, b, OF_LAYOUT) & aligned
+    if layout == 3:
         product, shadow = _both_products(
             layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, True
         )
-    elif lies == 2:
+    elif layout == 2:
         product, shadow = _both_products(layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, True, True)
-    elif lies == 1:
+    elif layout == 1:
         product, shadow = _both_products(
             layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, False
         )
@@ -141,12 +141,12 @@ def _both_products(
     layers, momenta, weights, basis, b, c, j, scale,
     TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of U^T G scale and of U^T theta. The second serves the length of a step only: bfloat16 is enough, with its range."""
+    """Return tiles of U^T G scale and of U^T theta; of the latter bfloat16 is exact enough, since only a step size needs it."""
     UNIT: tl.constexpr = 4 if ALIGNED else 1
     tensor = layer(layers, b, OF_TENSOR)
     n, m = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT)
     stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    G, theta = entries(momenta, tensor, 0, ALIGNED), entries(weights, tensor, 0, ALIGNED)
+    G, theta = pointer_to(momenta, tensor, 0, ALIGNED), pointer_to(weights, tensor, 0, ALIGNED)
     U = basis + layer(layers, b, OF_P, TILE)
     product = tl.zeros((TILE, TILE), tl.float32)
     shadow = tl.zeros((TILE, TILE), tl.float32)
@@ -168,7 +168,7 @@ def _both_products(
 
 @triton.jit
 def _keep_small(small, slot, product, shadow, TILE: tl.constexpr):
-    """B B^T and B (U^T theta)^T of this tile, for the few directions of which sfw_lead takes the best."""
+    """Store B B^T and B (U^T theta)^T of this tile, for the few directions among which sfw_lead chooses."""
     c = tl.arange(0, TILE)
     live = (c[:, None] < SMALL) & (c[None, :] < SMALL)
     at = small + slot * 2 * SMALL * SMALL + c[:, None] * SMALL + c[None, :]
@@ -184,12 +184,12 @@ def sfw_move_directions(
     """theta <- decay theta + factor U B; work: (block, tile of n, tile of m)."""
     w = work + tl.program_id(0) * 3
     b = tl.load(w)
-    lies = layer(layers, b, OF_LIES) & aligned
-    if lies == 3:
+    layout = layer(layers, b, OF_LAYOUT) & aligned
+    if layout == 3:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, True)
-    elif lies == 2:
+    elif layout == 2:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, True)
-    elif lies == 1:
+    elif layout == 1:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, False)
     else:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, False)
@@ -203,7 +203,7 @@ def _move(
     UNIT: tl.constexpr = 4 if ALIGNED else 1
     n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
     stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    theta = entries(weights, layer(layers, b, OF_TENSOR), 0, ALIGNED)
+    theta = pointer_to(weights, layer(layers, b, OF_TENSOR), 0, ALIGNED)
     U, V = basis + layer(layers, b, OF_P, TILE), warm + layer(layers, b, OF_V, UNIT)
     i, j = tl.load(w + 1) * TILE + tl.arange(0, TILE), tl.load(w + 2) * TILE + tl.arange(0, TILE)
     if TRANSPOSED:

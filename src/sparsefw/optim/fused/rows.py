@@ -1,11 +1,11 @@
-"""Few rows may grow (Groups): the choice of the k longest rows of every block, and its step size, in one launch."""
+"""Few rows may grow (Groups): the kernel that chooses the k longest rows of every block, and its step size."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import settle
+from sparsefw.optim.fused.common import step_factor
 
 
 @triton.jit
@@ -14,10 +14,9 @@ def sfw_choose_rows(
     radii, scales, rates, norms, bad, decay, factor, eta, progress,
     RULE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """decay and factor for sfw_move_rows, one program per block.
+    """Compute decay and factor for sfw_move_rows, one program per block.
 
-    The vertex is -radius m_S / ||m_S|| on the set S of the k longest rows. Of rows of equal length the first are taken, so S has
-    exactly k.
+    The vertex is -radius m_S / ||m_S|| on the set S of exactly k longest rows, of rows of equal length the first.
     """
     b = tl.program_id(0)
     n, k = tl.load(rows + b), tl.load(supports + b)
@@ -36,7 +35,9 @@ def sfw_choose_rows(
     kept = tl.sqrt(tl.sum(tl.where(chosen, mm, 0.0)))
     length = tl.sqrt(tl.sum(mm))
     inner = tl.sum(tl.where(chosen, mt, 0.0))
-    towards = settle(b, length, kept, inner, tl.sum(tt), batch, radii, scales, rates, bad, decay, eta, progress, RULE)
+    towards = step_factor(
+        b, length, kept, inner, tl.sum(tt), batch, radii, scales, rates, bad, decay, eta, progress, RULE
+    )
     for p in range(tl.load(first_part + b), tl.load(first_part + b) + tl.load(parts + b)):
         piece = tl.load(part_piece + p) + i
         tl.store(factor + piece, tl.where(chosen, towards, 0.0).to(tl.float32), mask=live)
@@ -44,7 +45,7 @@ def sfw_choose_rows(
 
 @triton.jit
 def _longest(squares, live, k):
-    """Which k of the live entries are largest: bit by bit the largest threshold that at least k of them reach."""
+    """Return a mask of the k largest live entries, by the largest threshold that k of them reach, found bit by bit."""
     bits = tl.where(live, squares.to(tl.float32).to(tl.int32, bitcast=True), -1)
     threshold = 0
     for position in range(31):

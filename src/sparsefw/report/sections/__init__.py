@@ -1,4 +1,4 @@
-"""The sections of a report, in the order of its page: who adds one to the list has it in page, data and files."""
+"""The sections of a report, in the order of its page. A section in this list is in the page, its data and its files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SECTIONS: tuple[Section[Any], ...] = (
 
 
 def sections_of(contents: Contents) -> list[tuple[Section[Any], Any]]:
-    """List the sections of one report, each with its subject; neighbours with the same subjects take turns."""
-    found = []
+    """Return the sections of one report, each with its subject; neighbours with the same subjects take turns."""
+    pairs = []
     for subjects, group in groupby(SECTIONS, key=lambda section: section.subjects):
         neighbours = list(group)
         for subject in subjects(contents):
-            found += [(section, subject) for section in neighbours if section.present(subject)]
-    return found
+            pairs += [(section, subject) for section in neighbours if section.present(subject)]
+    return pairs

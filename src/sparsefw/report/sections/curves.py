@@ -1,4 +1,4 @@
-"""One kind and form of removal: what is seen, the curves with their slider, the numbers."""
+"""One kind and form of removal: a headline, the curves with their slider, the numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sparsefw.plotting.canvas import draw_chart
 from sparsefw.plotting.charts import Chart
+from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.report.charts import legend_sentence, sizes_title
 from sparsefw.report.contents import Results
 from sparsefw.report.html import folded, paragraphs, plot, row, scrolled, select, table
@@ -24,16 +24,16 @@ MASKED_NOTE = "These commands make the physically smaller network of the same ra
 
 
 def _title(results: Results) -> str:
-    what = f"{results.comparison.what} {results.comparison.done}"
-    return what if results.task.alone else f"{results.task.title}: {what}"
+    removal = f"{results.comparison.units} {results.comparison.removal}"
+    return removal if results.task.alone else f"{results.task.title}: {removal}"
 
 
 def _html(results: Results, chart_names: Sequence[str]) -> str:
     comparison = results.comparison
-    measure = f"{comparison.split} {comparison.measure}"
+    measure = f"{comparison.split} {comparison.metric_name}"
     above = "" if results.task.alone else f'<p class="task">{escape(results.task.title)}</p>\n'
     refit = refit_sentence(comparison)
-    label = f"{measure} against {comparison.what} {comparison.done}"
+    label = f"{measure} against {comparison.units} {comparison.removal}"
     return (
         f"{above}{paragraphs([refit]) if refit else ''}{paragraphs(results.notes, 'note')}"
         f'<div class="explorer" data-explorer="{results.address}">\n{_controls(results.chart)}'
@@ -46,8 +46,8 @@ def _html(results: Results, chart_names: Sequence[str]) -> str:
 
 def _table_note(results: Results) -> str:
     comparison = results.comparison
-    several_seeds = any(one.seeds > 1 for one in comparison.series)
-    note = f"{comparison.split} {comparison.measure} in %{', mean ± standard deviation' if several_seeds else ''}."
+    several_seeds = any(series.seeds > 1 for series in comparison.series)
+    note = f"{comparison.split} {comparison.metric_name} in %{', mean ± standard deviation' if several_seeds else ''}."
     return f"{note[0].upper()}{note[1:]} Bold: the best of the row."
 
 
@@ -61,17 +61,17 @@ def _controls(chart: Chart) -> str:
     controls = [
         select("Against", axes, chart.axes[0].key, "axis"),
         select("Scale", {"linear": "linear", "log": "logarithmic"}, scale, "scale"),
-        # Of many methods, one line each to begin with.
+        # Of many methods, only one line each is drawn at first.
         select("Lines", names, parts[0] if len(chart.lines) > CROWDED else next(iter(names)), "part"),
     ]
     return f'<div class="controls js">{" ".join(controls)}</div>\n'
 
 
 def _slider(results: Results) -> str:
-    """Show all methods at the most telling ratio, and the control that chooses another one."""
+    """Show all methods at the headline's ratio, and the control that chooses another one."""
     comparison = results.comparison
     ratios = comparison.ratios
-    start = ratios.index(comparison.telling)
+    start = ratios.index(comparison.headline_ratio)
     spoken = escape(_spoken_ratios(results)[start])
     name = f"{results.address}-ratio"
     head = row(f'<th scope="col">{escape(word)}</th>' for word in sizes_header(comparison))
@@ -97,13 +97,13 @@ def _explorer(results: Results) -> dict[str, Any]:
         "ratios": [100 * ratio for ratio in comparison.ratios],
         "spoken": _spoken_ratios(results),
         "rows": [results.size_rows[ratio] for ratio in comparison.ratios],
-        "methods": [one.method for one in comparison.series],
+        "methods": [series.method for series in comparison.series],
     }
 
 
 def _spoken_ratios(results: Results) -> list[str]:
     comparison = results.comparison
-    return [f"{100 * ratio:.4g}{NBSP}% of the {comparison.what} {comparison.done}" for ratio in comparison.ratios]
+    return [f"{100 * ratio:.4g}{NBSP}% of the {comparison.units} {comparison.removal}" for ratio in comparison.ratios]
 
 
 def _files(results: Results) -> Iterator[tuple[str, Table | Figure]]:

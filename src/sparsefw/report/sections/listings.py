@@ -1,4 +1,4 @@
-"""The runs themselves: how they ended, what differs between them, how to get them again, and what is wrong with them."""
+"""Listings of the runs: status, configurations, commands, environments and problems."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from sparsefw.config_base import flatten
 from sparsefw.report.contents import Contents
 from sparsefw.report.html import LONG, commands, folded, paragraphs, table
-from sparsefw.report.names import flat, shown
+from sparsefw.report.names import shown
 from sparsefw.report.sections.section import Section, all_runs
 from sparsefw.report.tables import Table
+from sparsefw.runfolder import RunPaths
+from sparsefw.runfolder.schema import EnvironmentRecord
 
 COMMANDS_NOTE = "Add --data DIR where the data do not come with the package. NEW: a folder that is not there yet."
 
@@ -48,7 +51,8 @@ def _configurations_files(contents: Contents) -> Iterator[tuple[str, Table]]:
 
 
 def _commands_html(contents: Contents, chart_names: Sequence[str]) -> str:
-    lines = [f"sparsefw train {shlex.quote(str(run.folder / 'config.yaml'))} --out NEW" for run in contents.runs]
+    paths = [str(RunPaths(run.folder).config) for run in contents.runs]
+    lines = [f"sparsefw train {shlex.quote(path)} --out NEW" for path in paths]
     every = _folded_if_long(contents, f"All {len(contents.runs)} commands", commands(lines))
     return every + paragraphs([COMMANDS_NOTE], "note")
 
@@ -56,23 +60,27 @@ def _commands_html(contents: Contents, chart_names: Sequence[str]) -> str:
 def _environments_html(contents: Contents, chart_names: Sequence[str]) -> str:
     labels_by_facts: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in contents.runs:
-        # The dates are told once, at the top of the page.
-        found = flat({key: value for key, value in run.environment.items() if key not in ("date", "method")})
-        facts = tuple((key, shown(value)) for key, value in found.items() if value is not None)
-        labels_by_facts.setdefault(facts, []).append(run.label)
+        labels_by_facts.setdefault(_environment_facts(run.record.environment), []).append(run.label)
     parts = []
     for facts, labels in labels_by_facts.items():
-        who = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
         rows = tuple((key.rpartition(".")[2], value) for key, value in facts)
-        told = table(Table((), ("", ""), rows), f"Measured with: {who}", words=True, downloads=False)
-        content = told if rows else "<p>not recorded</p>"
-        parts.append(folded(who, content) if len(labels_by_facts) > 1 else content)
+        facts_table = table(Table((), ("", ""), rows), f"Measured with: {listed}", words=True, downloads=False)
+        content = facts_table if rows else "<p>not recorded</p>"
+        parts.append(folded(listed, content) if len(labels_by_facts) > 1 else content)
     return "\n".join(parts)
 
 
+def _environment_facts(environment: EnvironmentRecord) -> tuple[tuple[str, str], ...]:
+    """Return what is recorded; the dates are shown once, at the top of the page."""
+    values = flatten({key: value for key, value in environment.to_json().items() if key != "date"})
+    return tuple((key, shown(value)) for key, value in values.items() if value is not None)
+
+
 def _problems(contents: Contents) -> list[str]:
-    found = [f"{one.folder}: {one.reason}" for one in contents.damaged]
-    return found + [f"{run.label} ({run.folder}): {'; '.join(run.notes)}" for run in contents.runs if run.notes]
+    damaged = [f"{one.folder}: {one.reason}" for one in contents.damaged]
+    incomplete = [run for run in contents.runs if run.problems]
+    return damaged + [f"{run.label} ({run.folder}): {'; '.join(run.problems)}" for run in incomplete]
 
 
 def _problems_html(contents: Contents, chart_names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A section of a report: the one record from which its page, the data in that page and the exported files are made."""
+"""A section of a report: the record from which its part of the page, the data of that part and its files are made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sparsefw.report.tables import Table
 
 
 class SectionSubject(Protocol):
-    """Require of what a section is about that it tells where its sections and their files belong.
+    """What a section is about.
 
-    task      None where it is about all of them
-    address   what addresses in the page begin with, nothing where it is about all tasks
+    task      None where it is about all tasks
+    address   the prefix of its sections' addresses in the page; empty where it is about all tasks
     """
 
     @property
@@ -31,22 +31,22 @@ Subject = TypeVar("Subject", bound=SectionSubject)
 
 
 def each_comparison(contents: Contents) -> list[Results]:
-    """List every kind and form of removal of every task."""
+    """Return the results of every kind and form of removal of every task."""
     return [results for task in contents.tasks for results in task.results]
 
 
 def each_task(contents: Contents) -> list[TaskContents]:
-    """List every task."""
+    """Return the contents of every task."""
     return list(contents.tasks)
 
 
 def all_runs(contents: Contents) -> list[Contents]:
-    """List the one subject of sections that are about all runs."""
+    """Return the one subject of sections that are about all runs."""
     return [contents]
 
 
 def task_title(title: str) -> Callable[[TaskContents], str]:
-    """Make a title that names the task, too, where there are several."""
+    """Return a title that also names the task where there are several."""
 
     def titled(contents: TaskContents) -> str:
         return title if contents.task.alone else f"{title}: {contents.task.title}"
@@ -68,18 +68,18 @@ def _no_explorer(subject: Any) -> None:
 
 @dataclass(frozen=True)
 class Section(Generic[Subject]):
-    """Describe one section that a report may have.
+    """A section that a report may have.
 
-    name       what it is called in addresses of the page
-    title      what it is called in the list of sections, and above it
-    subjects   what it is made of: a report has one such section for every subject
-    present    whether there is anything to tell about a subject
-    html       what stands in it, given the names that its charts have in the page
-    charts     what is drawn in it, from data in the page
+    name       in addresses of the page
+    title      in the list of sections, and above the section
+    subjects   a report has one such section for every subject
+    present    whether a subject has any content
+    html       the content, given the names that its charts have in the page
+    charts     drawn by the page's script
     explorer   data of its slider, None where it has none
-    files      tables and figures to export, each behind the stem of its files
-    heading    what stands above it, if not the title: a sentence
-    address    where in the page it is, if not at its name, behind the address of the subject
+    files      tables and figures to export, each with the stem of its files
+    heading    a sentence above the section, in place of the title
+    address    in the page, if it is not the subject's address and the name
     """
 
     name: str
@@ -94,7 +94,7 @@ class Section(Generic[Subject]):
     address: Callable[[Subject], str] | None = None
 
     def address_of(self, subject: Subject) -> str:
-        """Tell where in the page the section about this subject is."""
+        """Return the address, in the page, of the section about this subject."""
         if self.address is not None:
             return self.address(subject)
         return "-".join(filter(None, (subject.address, self.name)))

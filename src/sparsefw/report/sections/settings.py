@@ -8,7 +8,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from sparsefw.plotting.charts import HeatMap
-from sparsefw.plotting.panels import draw_heat_maps
+from sparsefw.plotting.heat_maps import draw_heat_maps
 from sparsefw.report.contents import TaskContents, file_name
 from sparsefw.report.families import Family
 from sparsefw.report.html import folded, paragraphs, plot, table
@@ -17,24 +17,25 @@ from sparsefw.report.tables import Table
 
 
 def _charts(contents: TaskContents) -> list[HeatMap]:
-    return [one for family in contents.families for pair in family.maps() for one in pair]
+    return [heat_map for family in contents.families for pair in family.maps() for heat_map in pair]
 
 
 def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
     names = iter(chart_names)
     parts = []
     for family in contents.families:
-        parts.append(f"<h3>{escape(family.about)}</h3>\n{paragraphs([family.best])}")
+        parts.append(f"<h3>{escape(family.title)}</h3>\n{paragraphs([family.best])}")
         for pair in family.maps():
-            maps = "".join(plot([next(names)], f"{one.title}: {one.subtitle}", one.title, titled=True) for one in pair)
+            plots = [plot([next(names)], f"{m.title}: {m.subtitle}", m.title, titled=True) for m in pair]
+            maps = "".join(plots)
             parts.append(f'{paragraphs([pair[0].subtitle], "note")}<div class="pair">\n{maps}</div>\n')
         parts.append(_every_configuration(family))
     return "".join(parts)
 
 
 def _every_configuration(family: Family) -> str:
-    summary = f"{family.about}: {len(family.tried)} configurations on {family.split} images, the best first"
-    every = folded(summary, table(family.table(), f"{family.about} {family.split}", sortable=True))
+    summary = f"{family.title}: {len(family.tried)} configurations on {family.split} images, the best first"
+    every = folded(summary, table(family.table(), f"{family.title} {family.split}", sortable=True))
     return every + (paragraphs([family.note], "note") if family.note else "")
 
 

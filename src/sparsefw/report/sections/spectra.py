@@ -1,4 +1,4 @@
-"""The layers of trained networks: filter norms and singular values of one that is chosen from a list."""
+"""Spectra of the layers of trained networks: filter norms and singular values of the layer that is chosen from a list."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
+from sparsefw.plotting.chart_groups import draw_small_charts
 from sparsefw.plotting.charts import Chart
-from sparsefw.plotting.panels import draw_small_charts
 from sparsefw.report.charts import MAGNITUDES
 from sparsefw.report.contents import TaskContents, file_name
 from sparsefw.report.html import paragraphs, plot, select
@@ -21,15 +21,15 @@ HOW_TO_READ = (
 
 
 def _charts(contents: TaskContents) -> list[Chart]:
-    return [of_layer[what] for what in MAGNITUDES for of_layer in contents.spectra.values()]
+    return [charts[units] for units in MAGNITUDES for charts in contents.spectra.values()]
 
 
 def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
     layers = {str(i): layer or "the network itself" for i, layer in enumerate(contents.spectra)}
     plots = []
-    for number, what in enumerate(MAGNITUDES):  # of every layer, there are all
-        own = chart_names[number * len(layers) : (number + 1) * len(layers)]
-        plots.append(plot(own, f"{what} of a layer, largest first", f"Its {what}, relative to the largest one."))
+    for number, units in enumerate(MAGNITUDES):  # every layer has a chart of each
+        names = chart_names[number * len(layers) : (number + 1) * len(layers)]
+        plots.append(plot(names, f"{units} of a layer, largest first", f"Its {units}, relative to the largest one."))
     return (
         f'{paragraphs([HOW_TO_READ])}<p class="js controls">{select("Layer", layers, "0", "chooser")}</p>\n'
         f'<div class="pair">\n{"".join(plots)}</div>'
@@ -37,10 +37,10 @@ def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
 
 
 def _files(contents: TaskContents) -> Iterator[tuple[str, Table | Figure]]:
-    for what in MAGNITUDES:
-        charts = {layer: of_layer[what] for layer, of_layer in contents.spectra.items()}
-        title = f"{what.capitalize()} of every layer, largest first, relative to the largest"
-        yield file_name(f"spectra-{what}"), draw_small_charts(charts, title)
+    for units in MAGNITUDES:
+        charts = {layer: by_units[units] for layer, by_units in contents.spectra.items()}
+        title = f"{units.capitalize()} of every layer, largest first, relative to the largest"
+        yield file_name(f"spectra-{units}"), draw_small_charts(charts, title)
 
 
 SPECTRA = Section(

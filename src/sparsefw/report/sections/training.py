@@ -1,4 +1,4 @@
-"""The training of all methods, epoch by epoch, and what became of the constrained weights."""
+"""The training of all methods, epoch by epoch, and the state of the constrained weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from sparsefw.plotting.canvas import draw_chart
 from sparsefw.plotting.charts import Chart
+from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.report.contents import TaskContents
 from sparsefw.report.html import paragraphs, plot
 from sparsefw.report.sections.section import Section, each_task, task_title
@@ -27,13 +27,13 @@ def _charts(contents: TaskContents) -> list[Chart]:
 def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
     assert contents.training is not None
     task = contents.task.title
-    of_training = list(chart_names)
+    training_charts = list(chart_names)
     decay = ""
     if contents.decay is not None:
-        about = f"What became of the constrained weights. {contents.decay.subtitle}"
-        decay = plot([of_training.pop()], f"Decay in training {task}", about)
+        caption = f"What became of the constrained weights. {contents.decay.subtitle}"
+        decay = plot([training_charts.pop()], f"Decay in training {task}", caption)
     choice = SHOW_ALL if contents.all_training is not None else ""
-    training = plot(of_training, f"Training of {task}", f"{task}, after every epoch. {contents.training.subtitle}")
+    training = plot(training_charts, f"Training of {task}", f"{task}, after every epoch. {contents.training.subtitle}")
     return f"{paragraphs(contents.notes, 'note')}{choice}{training}{decay}"
 
 

@@ -1,0 +1,344 @@
+"""Measures what the defaults cost on networks and data for which nobody tuned them: only the kind is set.
+
+    python benchmarks/untuned_defaults.py --fashion FOLDER --cifar FOLDER [--only WORD] [--seeds 1] [--workers 2] [--renewals R]
+
+Every pair of a network and a data set is trained twice by the same ordinary loop: by SGD or AdamW alone, and by SFW with
+`constrain(model, kind, steps=T)`. Both have the same learning rate, schedule, weight decay and batches. Then both are cut, and
+nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left out, and listed as such, unless
+the folder of their data is given. Takes half an hour on two cores.
+
+Writes benchmarks/results/untuned-defaults-cpu.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared import RESULTS, markdown_table, run_in_processes, write_record
+from sparsefw.environment import environment
+from untuned_networks import (
+    LENGTH,
+    WORDS,
+    DenseNet,
+    Mixer,
+    Residual,
+    TextCNN,
+    TextTransformer,
+    all_convolutional,
+    bert,
+    deep_mlp,
+    imported,
+    mlp,
+    plain_cnn,
+    plain_vgg,
+    small_vit,
+)
+
+
+class Data(NamedTuple):
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network, a data set, a kind, and how they are trained."""
+
+    name: str
+    network: Callable[[], nn.Module]
+    data: str
+    kind: str
+    steps: int
+    batch: int
+    lr: float
+    rest: str = "sgd"
+    weight_decay: float = 5e-4
+    schedule: str = "linear"  # or "cosine", "constant"
+    images: int | None = None  # train on this many images only, the first ones
+
+
+# --- data ---------------------------------------------------------------------------------------------------------------
+
+# Of Fashion-MNIST and CIFAR-10, the first images.
+TRAINING_IMAGES = 20_000
+TEST_IMAGES = 4_000
+
+
+@cache
+def load(name: str, fashion: str | None, cifar: str | None) -> Data | None:
+    """Load a data set; None if its folder was not given."""
+    if name == "digits":
+        from sparsefw.data.digits import load_digits
+
+        return Data(*load_digits("train"), *load_digits("test"))
+    if name == "text":
+        return make_text()
+    from sparsefw.data.registry import open_part
+
+    folder = fashion if name == "fashion" else cifar
+    if folder is None:
+        return None
+    parts = []
+    for part, count in (("train", TRAINING_IMAGES), ("test", TEST_IMAGES)):
+        source = open_part({"fashion": "fashion-mnist", "cifar": "cifar10"}[name], Path(folder), part)
+        items = [source.load(i) for i in range(count)]
+        images = torch.from_numpy(np.stack([item.image for item in items])).permute(0, 3, 1, 2).float()
+        parts += [(images - 127.5) / 64, torch.tensor([item.target for item in items])]
+    return Data(*parts)
+
+
+def make_text() -> Data:
+    """Make up sequences of words; their class is the first of four marker words, and another one may follow later."""
+    draw = torch.Generator().manual_seed(0)
+    words = torch.randint(8, WORDS, (8_000, LENGTH), generator=draw)
+    labels = torch.randint(0, 4, (8_000,), generator=draw)
+    first = torch.randint(0, LENGTH // 2, (8_000,), generator=draw)
+    later = torch.randint(LENGTH // 2, LENGTH, (8_000,), generator=draw)
+    rows = torch.arange(8_000)
+    words[rows, later] = torch.randint(0, 4, (8_000,), generator=draw)
+    words[rows, first] = labels
+    return Data(words[:6_000], labels[:6_000], words[6_000:], labels[6_000:])
+
+
+# --- the pairs ----------------------------------------------------------------------------------------------------------
+
+PAIRS = [
+    Pair("residual CNN", lambda: Residual(1), "fashion", "filters", 744, 64, 0.1),
+    Pair("residual CNN", lambda: Residual(1, 16), "digits", "filters", 440, 64, 0.1),
+    Pair("residual CNN, short", lambda: Residual(1, 16), "digits", "filters", 150, 32, 0.05, schedule="constant"),
+    Pair("residual CNN, GroupNorm", lambda: Residual(1, 16, lambda n: nn.GroupNorm(4, n)), "digits", "filters", 600, 64, 1e-3,
+         "adamw", 0.01),
+    Pair("CNN without norms", lambda: plain_cnn(1, 28), "fashion", "filters", 900, 64, 0.03),
+    Pair("CNN without norms", lambda: plain_cnn(1, 8), "digits", "weights", 600, 32, 1e-3, "adamw", 0.01),
+    Pair("CNN without norms", lambda: plain_cnn(1, 28), "fashion", "rank", 900, 64, 0.03),
+    Pair("MLP", lambda: mlp(64), "digits", "neurons", 5_000, 16, 0.02),
+    Pair("MLP", lambda: mlp(784), "fashion", "neurons", 2_000, 128, 1e-3, "adamw", 0.01, schedule="cosine"),
+    Pair("MLP, BatchNorm", lambda: mlp(784, True), "fashion", "weights", 1_500, 128, 0.05),
+    Pair("timm resnet10t, 150 images", lambda: imported("timm:resnet10t"), "cifar", "filters", 300, 16, 0.05, images=150),
+    Pair("timm mobilenetv2_050", lambda: imported("timm:mobilenetv2_050"), "cifar", "rank", 600, 64, 1e-3, "adamw", 0.01),
+    Pair("torchvision shufflenet x0.5", lambda: imported("torchvision:shufflenet_v2_x0_5"), "cifar", "filters", 1_000, 64, 0.1),
+    Pair("torchvision resnet18", lambda: imported("torchvision:resnet18"), "cifar", "weights", 500, 128, 0.05),
+    Pair("ViT", lambda: small_vit(1, 8, 2), "digits", "neurons", 1_200, 64, 1e-3, "adamw", 0.05),
+    Pair("ViT", lambda: small_vit(1, 28, 7), "fashion", "weights", 800, 256, 1e-3, "adamw", 0.05),
+    Pair("BERT", bert, "text", "neurons", 600, 32, 1e-3, "adamw", 0.01),
+    Pair("torch transformer", TextTransformer, "text", "2:4", 600, 32, 1e-3, "adamw", 0.01),
+    # These were added after the defaults were fixed.
+    Pair("text CNN", TextCNN, "text", "filters", 400, 64, 1e-3, "adamw", 0.01),
+    Pair("text CNN", TextCNN, "text", "weights", 400, 64, 0.1),
+    Pair("MLP-mixer", Mixer, "digits", "neurons", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
+    Pair("MLP-mixer", Mixer, "digits", "weights", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
+    Pair("DenseNet", DenseNet, "digits", "filters", 500, 32, 0.1),
+    Pair("DenseNet", DenseNet, "digits", "rank", 300, 128, 1e-2, "adamw", 0.01),
+    Pair("all-convolutional", all_convolutional, "digits", "filters", 250, 50, 0.05, schedule="constant"),
+    Pair("all-convolutional", all_convolutional, "digits", "weights", 1_200, 16, 0.02),
+    # Stacks without norms, as newcomers write them.
+    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "neurons", 800, 64, 0.02),
+    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "weights", 800, 64, 1e-3, "adamw", 0.01),
+    Pair("MLP, four hidden layers", lambda: deep_mlp(784, 4), "fashion", "neurons", 3_000, 64, 0.02),
+    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "filters", 400, 64, 0.03),
+    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "rank", 300, 32, 1e-3, "adamw", 0.01),
+]  # fmt: skip
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------------
+
+
+def lr_factor(schedule: str, done: float) -> float:
+    """Return the factor on the learning rate when this share of the training is done."""
+    cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * done)).item())
+    return {"linear": 1 - done, "cosine": cosine, "constant": 1.0}[schedule]
+
+
+def make_optimizer(pair: Pair, model: nn.Module, constrained: bool, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    from sparsefw import SFW, constrain
+
+    if constrained:
+        groups = constrain(model, pair.kind, report=None, **{"steps": pair.steps, **settings})
+        return SFW(groups, lr=pair.lr, momentum=0.9, rest=pair.rest, weight_decay=pair.weight_decay)
+    if pair.rest == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=pair.lr, momentum=0.9, weight_decay=pair.weight_decay)
+    return torch.optim.AdamW(model.parameters(), lr=pair.lr, weight_decay=pair.weight_decay)
+
+
+def train(pair: Pair, data: Data, seed: int, constrained: bool, **settings: Any) -> tuple[nn.Module, float]:
+    """Train a pair, and return its network and its test accuracy; settings: further arguments of `constrain`."""
+    torch.manual_seed(seed)
+    model = pair.network()
+    images = data.train[: pair.images]
+    labels = data.train_labels[: pair.images]
+    optimizer = make_optimizer(pair, model, constrained, settings)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(pair.schedule, step / pair.steps))
+    draw = torch.Generator().manual_seed(seed)
+    model.train()
+    order = torch.randperm(len(images), generator=draw)
+    first = 0
+    for _ in range(pair.steps):
+        if first + pair.batch > len(order):
+            order = torch.randperm(len(images), generator=draw)
+            first = 0
+        batch = order[first : first + pair.batch]
+        first += pair.batch
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        scheduler.step()
+    return model, accuracy(model, data)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Data) -> float:
+    model.eval()
+    correct = 0
+    for images, labels in zip(data.test.split(500), data.test_labels.split(500), strict=True):
+        correct += int((model(images).argmax(1) == labels).sum())
+    return 100 * correct / len(data.test)
+
+
+# Kind of the constraint -> kind and ratio of the cut.
+CUTS = {"filters": ("filters", 0.5), "neurons": ("filters", 0.5), "rank": ("rank", 0.7), "weights": ("weights", 0.9)}
+
+
+def cut_accuracy(model: nn.Module, pair: Pair, data: Data) -> float | None:
+    """Return the accuracy after the cut of CUTS, with BatchNorm statistics recomputed; None if nothing can be cut."""
+    from sparsefw import compress
+
+    if pair.kind not in CUTS:
+        return None
+    kind, ratio = CUTS[pair.kind]
+    images = data.train[: min(pair.images or 1024, 1024)]
+    try:
+        small = compress(
+            model, example=images[:2], calibration=list(images.split(256)), refit=False, progress=False, **{kind: ratio}
+        )
+    except ValueError:  # no filter of a network with group norms can be removed
+        return None
+    return accuracy(small.model, data)
+
+
+class Job(NamedTuple):
+    """A pair, by its index, and a seed to train; settings: further arguments of `constrain`."""
+
+    pair: int
+    seed: int
+    settings: dict[str, Any]
+    fashion: str | None = None
+    cifar: str | None = None
+
+
+def compare(job: Job) -> dict[str, Any]:
+    """Train a pair alone and with SFW, and return the accuracies."""
+    torch.set_num_threads(1)
+    pair = PAIRS[job.pair]
+    started = time.perf_counter()
+    data = load(pair.data, job.fashion, job.cifar)
+    assert data is not None
+    row: dict[str, Any] = {"pair": job.pair, "seed": job.seed}
+    for column, constrained in (("alone", False), ("sfw", True)):
+        model, row[column] = train(pair, data, job.seed, constrained, **(job.settings if constrained else {}))
+        row[f"{column}_cut"] = cut_accuracy(model, pair, data)
+    row["seconds"] = time.perf_counter() - started
+    print(f"{pair.name}, {pair.data}, {pair.kind}, seed {job.seed}: {row['alone']:.1f} {row['sfw']:.1f}", flush=True)
+    return row
+
+
+def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
+    """Return the table in Markdown, with the median and the worst difference."""
+    header = ["network", "data", "kind", "steps x batch", "rest", "alone", "SFW", "difference", "cut", "alone", "SFW"]
+    lines = []
+    differences = []
+    for index in dict.fromkeys(row["pair"] for row in rows):
+        pair = PAIRS[index]
+        seeds = [row for row in rows if row["pair"] == index]
+        mean = {key: _mean([row[key] for row in seeds]) for key in ("alone", "sfw", "alone_cut", "sfw_cut")}
+        assert mean["alone"] is not None
+        assert mean["sfw"] is not None
+        difference = mean["sfw"] - mean["alone"]
+        differences.append(difference)
+        lines.append(
+            [
+                pair.name,
+                pair.data,
+                pair.kind,
+                f"{pair.steps} x {pair.batch}",
+                pair.rest,
+                _cell(mean["alone"]),
+                _cell(mean["sfw"]),
+                f"{difference:+.1f}",
+                _cut_text(pair),
+                _cell(mean["alone_cut"]),
+                _cell(mean["sfw_cut"]),
+            ]
+        )
+    median = f"{statistics.median(differences):+.1f}"
+    summary = f"{len(differences)} pairs: median {median}, worst {min(differences):+.1f}"
+    return "\n".join([markdown_table(header, lines), "", summary, *(f"left out: {name}" for name in left_out)])
+
+
+def _cut_text(pair: Pair) -> str:
+    if pair.kind not in CUTS:
+        return ""
+    kind, ratio = CUTS[pair.kind]
+    return f"{ratio:.0%} of the {'neurons' if pair.kind == 'neurons' else kind}"
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fashion", help="folder with the four files of Fashion-MNIST")
+    parser.add_argument("--cifar", help="folder with CIFAR-10")
+    parser.add_argument("--only", default="", help="only pairs whose name, data or kind contains this")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--renewals", type=float, help="argument of `constrain`; default: its own")
+    parser.add_argument("--out", type=Path, default=RESULTS / "untuned-defaults-cpu")
+    args = parser.parse_args()
+    chosen = [i for i, pair in enumerate(PAIRS) if args.only in f"{pair.name} {pair.data} {pair.kind}"]
+    folders = {"fashion": args.fashion, "cifar": args.cifar}
+    possible = [i for i in chosen if folders.get(PAIRS[i].data, True)]
+    left_out = [f"{PAIRS[i].name} on {PAIRS[i].data}: no folder given" for i in chosen if i not in possible]
+    settings = {} if args.renewals is None else {"renewals": args.renewals}
+    jobs = [Job(i, seed, settings, args.fashion, args.cifar) for i in possible for seed in range(args.seeds)]
+    jobs.sort(
+        key=lambda job: -PAIRS[job.pair].steps * PAIRS[job.pair].batch
+    )  # long ones first: all workers end together
+    rows, minutes = run_in_processes(compare, jobs, args.workers)
+    rows.sort(key=lambda row: (row["pair"], row["seed"]))
+    text = table(rows, left_out)
+    print(text)
+    record = {**environment(), "seeds": args.seeds, "renewals": args.renewals, "minutes": minutes}
+    write_record(args.out.with_suffix(".json"), {**record, "rows": rows, "left_out": left_out})
+    hardware = record["hardware"]
+    renewals = "" if args.renewals is None else f", renewals {args.renewals:g}"
+    conditions = (
+        f"{record['date']}, torch {record['versions']['torch']}, {hardware['cpus']} cores of {hardware['cpu']}, "
+        f"{minutes} minutes, seeds {args.seeds}{renewals}"
+    )
+    args.out.with_suffix(".md").write_text(
+        f"# Defaults on networks and data for which nobody tuned them\n\n{conditions}\n\n{text}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""compress: a trained model in, a new and smaller one out."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Unpack
+
+from torch import nn
+
+from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
+from sparsefw.compression.artifact.plan import Plan, in_words
+from sparsefw.compression.cost import Costs, costs
+from sparsefw.compression.latency import Latency, measure, repeated
+from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.recovery.calibration import run
+from sparsefw.compression.settings import (
+    MASKED,
+    REMOVED,
+    Settings,
+    SettingsKeywords,
+    is_setting,
+    settings_from,
+    takes_settings,
+)
+from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.structure.layers import evaluating
+from sparsefw.compression.structure.removal import parity
+from sparsefw.compression.target import DROP, Target, find_level
+from sparsefw.kinds import FILTERS, KINDS, Kind, kind_of
+
+LARGEST_PARITY_GAP = 1e-4  # of the outputs: rounding of float32 stays below
+
+
+class Latencies(NamedTuple):
+    """Of one item, before and after compression."""
+
+    dense: Latency
+    compressed: Latency
+
+
+@dataclass(frozen=True, repr=False)
+class Compressed:
+    """A compressed model, its plan, and its costs beside those of the dense one.
+
+    source, example   the dense model and an input, after compress; None after load
+    certificate       the content of certificate.json, after load
+    """
+
+    model: nn.Module
+    plan: Plan
+    dense: Costs
+    costs: Costs
+    source: nn.Module | None = None
+    example: Any = None
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def parity(self) -> float:
+        """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
+        assert self.source is not None
+        return parity(plain_attention(copy.deepcopy(self.source)), self.plan.edits, self.example)
+
+    @functools.cached_property
+    def latency(self) -> Latencies:
+        """Milliseconds of one item before and after compression, measured on this machine."""
+        assert self.source is not None
+        item = _one_item(self.model, self.example)
+        return Latencies(
+            measure(copy.deepcopy(self.source), item, seconds=0.3),
+            measure(self.model, item, seconds=0.3),
+        )
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def summary(self, metric: str = "metric") -> str:
+        """Describe the removed shares, the costs and the layers left as they are.
+
+        Args:
+            metric: The name of the metric that a target drop= was measured by.
+        """
+        request = self.plan.request
+        lines = [f"removed: {', '.join(_amount_in_words(request, kind) for kind in request['removed'])}"]
+        if "metric" in request:
+            before, after = request["metric"]
+            lines.append(f"{metric:11} {before:>14.6g} -> {after:>14.6g}")
+        if "milliseconds" in request:
+            before, after = request["milliseconds"]
+            layers = f"sum of the layers at batch {request['batch']}"
+            lines.append(f"ms          {before:>14.3f} -> {after:>14.3f}  ({_percent(after / before)}, {layers})")
+        for name, before, after in (
+            ("parameters", self.dense.parameters, self.costs.parameters),
+            ("MACs", self.dense.macs, self.costs.macs),
+            ("bytes", self.dense.bytes, self.costs.bytes),
+        ):
+            lines.append(f"{name:11} {before:>14,} -> {after:>14,}  ({_percent(after / max(before, 1))})")
+        return "\n".join([*lines, *in_words(self.plan.untouched)])
+
+
+def _one_item(model: nn.Module, example: Any) -> Any:
+    """Return one item of the example; the whole example if the model refuses one because the first axis is not a batch."""
+    item = repeated(example, 1)
+    try:
+        with evaluating(model):
+            run(model, item)
+    except ValueError:
+        return example
+    return item
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.001 or not share else f"{share:.2g} of 1"
+
+
+def _amount_in_words(request: Mapping[str, Any], kind: str) -> str:
+    amount = request["removed"][kind]
+    share = amount if isinstance(amount, str) else f"{100 * amount:.3g} %"
+    return f"{share} of the {kind}" + (f", for {request['target']}" if kind in request["by"] else "")
+
+
+class CompressKeywords(SettingsKeywords, KindAmounts, total=False):
+    """The keyword arguments of compress that are not spelled out in its signature."""
+
+
+DEFAULTS = Settings()
+
+
+@takes_settings(DEFAULTS, *KINDS)
+def compress(
+    model: nn.Module,
+    *,
+    target: str | None = None,
+    by: str | Sequence[str] | None = None,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    calibration: Iterable[Any] | None = None,
+    **keywords: Unpack[CompressKeywords],
+) -> Compressed:
+    """Return a new, smaller model; the given one is not changed.
+
+    Args:
+        model: The trained network.
+        filters: Fraction of channels to remove. With form="masked", filters are zeroed in place, each convolution for itself.
+        neurons: Fraction of the outputs of linear layers to remove (filters= removes these, too).
+        heads: Fraction of attention heads to remove.
+        rank: Fraction of singular values to remove from every layer but the last: layers become two plain layers.
+        weights: Fraction of weights to set to 0, or "N:M" such as "2:4".
+        target: Instead of a fraction: "params=0.3", "macs=0.3", "bytes=0.3" or "latency=0.5" of the dense model (latency with
+            the example's batch); or "drop=0.01": the largest compression at which evaluate(model) falls by at most that, in
+            its own units, from the dense model's with recomputed statistics.
+        by: The kinds to remove for a target: "filters" (default), "rank", "weights", or several.
+        evaluate: The metric for a target drop=, a function from a model to a number; larger is better.
+        calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, with refit=True,
+            the remaining weights are fitted in closed form to what the dense network computes.
+        example: An input with a batch axis (a tensor, a tuple of positional or a dict of keyword arguments); default: two items
+            of the calibration.
+        refit: Fit the remaining weights to the dense network.
+        form: "removed": physically smaller; "masked": zeroed in place.
+        score: Which channels go first, those with the smallest: "l1" (default, the paper's), "l2", "bn", "activation".
+        allocation: How much each layer loses: "uniform" (default; for weights "global"), "global", "energy", "worst",
+            "sensitivity".
+        include: Glob patterns of layer names. The layer that writes the model's output always keeps its outputs.
+        exclude: Glob patterns of layer names to leave as they are.
+        round_to: Channel counts and ranks are rounded to multiples of this.
+        progress: A bar while layers are fitted: True, False, None (if standard error is a terminal), or a function of
+            (done, total, layer name) to call instead.
+
+    Returns:
+        The new model, its plan and its costs. Several kinds together are removed in the order in which they are listed here.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> compress(model, neurons=0.5, example=torch.zeros(1, 4)).model[0]
+    Linear(in_features=4, out_features=4, bias=True)
+    """
+    chosen = {name: value for name, value in keywords.items() if is_setting(name)}
+    removed = {name: value for name, value in keywords.items() if not is_setting(name)}
+    settings = settings_from(compress, DEFAULTS, calibration, chosen)
+    amounts = amounts_of(removed, list(inspect.signature(compress).parameters))
+    goal = None if target is None else Target.parse(target)
+    if goal is None and by is not None:
+        raise ValueError(f"by={by!r} names the kinds to remove for a target=, and there is none")
+    driven = () if goal is None else _driven(FILTERS.name if by is None else by, amounts)
+    _check_request(settings, amounts, goal, driven, evaluate)
+    pipeline = Pipeline(model, settings)
+    request: dict[str, Any] = {
+        **{name: removed.get(name) for name in KINDS},
+        "target": target,
+        "by": [kind.name for kind in driven],
+        "form": settings.form,
+        "score": settings.score or FILTERS.score,
+        "allocation": settings.allocation,
+        "round_to": settings.round_to,
+        "refit": bool(settings.refit and calibration is not None),
+    }
+    if goal is not None:
+        level = find_level(pipeline, goal, amounts, driven, evaluate)
+        amounts |= dict.fromkeys(driven, level.value)
+        request |= {"level": level.value, **level.measured}
+    new, plan = pipeline.compress(amounts)
+    plan = replace(plan, request={**request, **plan.request})
+    dense_costs = costs(pipeline.dense, pipeline.example)
+    small = Compressed(new, plan, dense_costs, costs(new, pipeline.example), pipeline.source, pipeline.example)
+    removes_channels = settings.form == REMOVED and any(kind.of_channels for kind in amounts)
+    if removes_channels and not small.parity < LARGEST_PARITY_GAP:
+        raise ValueError(
+            f"removing these channels is not the same as silencing them (outputs differ by {small.parity:.2g}): "
+            "the model computes with their number; exclude the layers that do"
+        )
+    return small
+
+
+def _driven(by: str | Sequence[str], amounts: Amounts) -> tuple[Kind, ...]:
+    """Return the kinds that a target is met by."""
+    kinds = tuple(map(kind_of, (by,) if isinstance(by, str) else by))
+    for kind in kinds:
+        if kind.only_ratio is not None:
+            raise ValueError(f"by={kind.name!r}: it has one size only, so it meets no target")
+        if kind in amounts:
+            raise ValueError(
+                f"{kind.name}= and target= both set how much of the {kind.name} is removed: give one, or another by="
+            )
+    return kinds
+
+
+def _check_request(
+    settings: Settings,
+    amounts: Amounts,
+    goal: Target | None,
+    driven: Sequence[Kind],
+    evaluate: Callable[[nn.Module], float] | None,
+) -> None:
+    """Refuse requests that contradict themselves, before any work is done."""
+    if settings.form == MASKED and not any(kind.of_channels for kind in (*amounts, *driven)):
+        raise ValueError("form='masked' is a way to remove filters, and none are asked for")
+    if not amounts and goal is None:
+        words = ", ".join(f"{name}=" for name in KINDS)
+        raise ValueError(f"how much? give one of {words} as the fraction to remove, or a target such as 'params=0.3'")
+    is_drop = goal is not None and goal.metric == DROP
+    if is_drop and evaluate is None:
+        raise ValueError("target drop= needs evaluate=, a function from a model to the metric that may fall")
+    if evaluate is not None and not is_drop:
+        raise ValueError("evaluate= is used by target='drop=...' only")
+    if goal is None or goal.metric in (DROP, "bytes"):
+        return
+    if settings.form == MASKED or not any(kind.shrinks for kind in driven):
+        instead = "form='removed'" if settings.form == MASKED else "by='filters'"
+        raise ValueError(
+            f"target '{goal}': zeros stay in place, so {goal.metric} cannot fall; use bytes=, or {instead}"
+        )

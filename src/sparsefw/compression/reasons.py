@@ -1,0 +1,109 @@
+"""Reasons: why a layer or a set of channels is left as it is.
+
+Code branches on the cause. The text is for people and for plan files, and no decision depends on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+NOTE = True  # the layer was compressed, and there is something to know about it
+
+
+class Cause(Enum):
+    """What keeps a layer or its channels from being compressed; details of the text are in braces."""
+
+    # The user's choice.
+    EXCLUDED = "excluded"
+    TOO_FEW_FOR_MULTIPLE = "has {count}, no more than round_to={multiple} keeps"
+
+    # How the model uses the layer.
+    OUTPUT = "the model's output"
+    NEVER_CALLED = "never called as a layer: unused, or its weight is used directly"
+    NOT_CALLED_ITSELF = "never called by itself"
+    SEVERAL_NAMES = "the model knows it by several names"
+    OWN_FORWARD = "{type} has a forward or hooks of its own"
+    UNKNOWN_TYPE = "{type} is not a layer that is compressed"
+
+    # Where its weight comes from.
+    SHARED_WEIGHT = "shares its weight with {other}"
+    SHARED_WITH_EXCLUDED = "shares its weight with {other}, which is excluded"
+    COMPUTED_WEIGHT = "its weight is computed from others"
+    CHANNELS_OF_SHARED_WEIGHT = "{layer} shares its weight with {other}"
+    CHANNELS_OF_COMPUTED_WEIGHT = "{layer} computes its weight from other parameters"
+
+    # What else the model does with the channels.
+    READ_FROM_SEVERAL_PLACES = "{layer} reads them from more than one place"
+    SEEN_IN_SEVERAL_PLACES = "{layer} sees them in more than one place"
+    AVERAGED_OVER = "{layer} ({type}) averages over them"
+    READ_BY = "{layer} ({type}) reads them"
+    WRITTEN_BY = "{layer} ({type}) writes them"
+    USED_OUTSIDE = "used outside of its layer"
+    UNKNOWN_OPERATION = "the operation {operation} is not followed"
+    MIXED = "{operation} mixes the channels"
+    SUMMED_BY_PRODUCT = "a matrix product sums over the channels"
+    SUMMED_BY_ATTENTION = "attention sums over the channels"
+    SPLIT_INTO_HEADS = "attention splits the channels into heads"
+    TWO_AXES = "laid out along two axes, such as groups to shuffle or heads"
+    SCALES_MANY = "one value scales many channels"
+    MEETS_FIXED_SIZE = "meets a tensor of fixed size"
+    JOINED_WITH_FIXED_SIZE = "joined with a tensor of fixed size"
+    JOINED_WITH_PADDING = "joined with padding"
+    TAKEN_APART = "taken apart by position"
+
+    # The groups of grouped convolutions.
+    IN_SEVERAL_GROUPS = "one channel lies in several groups of {layer}"
+    UNEQUAL_GROUPS = "they fill the groups of {layer} unequally"
+    GROUPED_DIFFERENTLY = "{layer} groups them otherwise than another layer"
+    ONLY_ONE = "the only one"
+    ONLY_ONE_OF_GROUP = "the only one of its group"
+
+    # What a trial on the example shows.
+    FAILS_WITH_FEWER = "the model does not run with fewer of them ({error})"
+    REMOVAL_DIFFERS = "removing them is not the same as silencing them"
+
+    # Low rank.
+    RANK_ONE = "its matrices have rank 1"
+    TWO_NOT_SMALLER = "two layers would not be smaller"
+
+    # Notes.
+    NEARLY_EMPTY = "nearly empty: {nonzero} of {count} weights left", NOTE
+    NO_CALIBRATION = "none was given: the weights were not fitted to what is left", NOTE
+    NO_CALIBRATION_FOR_NORMS = (
+        "none was given: neither weights nor BatchNorm statistics were fitted to what is left",
+        NOTE,
+    )
+    FEW_INPUTS = "only {count} inputs, too few to fit weights and statistics well: give some hundred", NOTE
+    NOT_FITTED_CALLED_TWICE = "not fitted: used more than once", NOTE
+    NOT_FITTED_SHARED = "not fitted: shares its weight", NOTE
+    NOT_FITTED_OWN_FORWARD = "not fitted: has a forward or hooks of its own", NOTE
+    NOT_FITTED_TRANSPOSED = "not fitted: transposed", NOTE
+
+    def __init__(self, text: str, is_note: bool = False) -> None:
+        self.text = text
+        self.is_note = is_note
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A cause with the details of one case, such as the other layer that shares a weight."""
+
+    cause: Cause
+    details: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.cause.text.format_map(dict(self.details))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def because(cause: Cause, **details: object) -> Reason:
+    """Return the reason with these details.
+
+    >>> str(because(Cause.SHARED_WEIGHT, other="decoder"))
+    'shares its weight with decoder'
+    """
+    return Reason(cause, tuple(details.items()))

@@ -1,0 +1,82 @@
+"""The pace of a training: by which step-size rule each block is renewed, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from sparsefw.kinds import WEIGHTS
+from sparsefw.optim.defaults import (
+    DEEP_WITHOUT_NORMS,
+    RENEWALS,
+    has_scale_free_convolutions,
+    horizon_for,
+    is_convolution,
+    unnormalised_depth,
+)
+from sparsefw.optim.lengths import block_lengths
+from sparsefw.optim.radius import FROM_WEIGHTS, checked_momentum, shortness
+from sparsefw.optim.rescale import Horizon
+from sparsefw.optim.rules import Candidate
+
+
+class Pace:
+    """How fast a training of a known length renews the weights of a model.
+
+    steps              optimizer steps of the whole training; None: unknown, and blocks take the paper's steps
+    renewals           how often weights are to be renewed; None: the default
+    momentum           that of SFW
+    depth              how many layers stand in a row without a norm
+    """
+
+    def __init__(self, model: nn.Module, steps: int | None, renewals: float | None, momentum: float) -> None:
+        self.steps = None if steps is None else int(Horizon(steps, RENEWALS).steps)
+        self.renewals = renewals
+        self.momentum = checked_momentum(momentum)
+        self._scale_free = has_scale_free_convolutions(model)
+        layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
+        self.depth = unnormalised_depth(model)
+        self._last_layer = layers[-1] if layers else None
+
+    def horizon_of(self, members: Sequence[Candidate]) -> Horizon | None:
+        """Return the step-size rule of a block of these parameters; None where the length of the training is unknown."""
+        if self.steps is None:
+            return None
+        scale_free = self._scale_free and any(is_convolution(c.alias.module) for c in members)
+        if self.depth < DEEP_WITHOUT_NORMS:
+            return horizon_for(self.steps, self.renewals, scale_free)
+        return horizon_for(self.steps, self.renewals, scale_free, self.depth, _shortness(members))
+
+    def group_keys(self, horizon: Horizon | None) -> dict[str, Any]:
+        """Return the keys of a param group that takes steps by this rule."""
+        return {} if horizon is None else {"rescale": horizon, "momentum": self.momentum}
+
+    def is_output(self, member: Candidate, candidates: Sequence[Candidate]) -> bool:
+        """Whether this is taken for the layer that writes the output, and left free: the last layer, where a kind means all.
+
+        Its outputs have the scale of the targets, which no region knows, and none of them can be removed.
+        """
+        rule = member.rule
+        if self.steps is None or rule is None or rule.named_kind is None or rule.match != "*":
+            return False
+        has_others = any(c.rule is rule and c is not member and not c.unfit_reason for c in candidates)
+        return member.alias.module is self._last_layer and has_others
+
+    def only_turns(self, member: Candidate) -> bool:
+        """Whether steps only turn this weight, because a norm behind it removes its length."""
+        return self.steps is not None and self._scale_free and is_convolution(member.alias.module)
+
+
+def _shortness(members: Sequence[Candidate]) -> float:
+    """Return He's length of the block in units of its own.
+
+    Only a region around the weights depends on the weights as given, and has a group of its own: other blocks share groups, and a
+    saved state would not fit if the rule of a group depended on them.
+    """
+    rule = members[0].rule
+    if rule is None or rule.w != FROM_WEIGHTS:
+        return 1.0
+    lengths = block_lengths(rule, members)
+    return shortness(lengths.start, lengths.default)

@@ -1,0 +1,187 @@
+"""Parse the contents of files into records. What a record cannot do without raises KeyError, TypeError or ValueError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sparsefw.kinds import kind_of
+from sparsefw.runfolder.schema import (
+    SIZES,
+    ConstraintFigures,
+    CurvePoint,
+    CurveRecord,
+    CurveSettings,
+    EnvironmentRecord,
+    EpochFigures,
+    EpochRecord,
+    Figures,
+    ModelRecord,
+    ObservedFigures,
+    ResultRecord,
+    RetrainingPhase,
+    RetrainingRequest,
+    RunFacts,
+    RunKind,
+    Size,
+    SpectraRecord,
+    Spectrum,
+    SweepJob,
+)
+
+Content = Mapping[str, Any]
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # raised by a content that is not as the schema says
+
+
+def number(value: Any) -> float | None:
+    """Return a number as a float, and None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def finite(value: float) -> float:
+    """Return a finite number unchanged, and nan for any other."""
+    return value if math.isfinite(value) else math.nan
+
+
+def parse_facts(content: Content) -> RunFacts:
+    phase, job = content["phase"], content["job"]
+    return RunFacts(
+        name=str(content["name"]),
+        kind=RunKind(content["kind"]),
+        label=str(content["label"]),
+        family=str(content["family"]),
+        seed=int(content["seed"]),
+        metric=str(content["metric"]),
+        own_code=bool(content["own_code"]),
+        phase=None if phase is None else RetrainingPhase(**phase),
+        job=None if job is None else SweepJob(**job),
+    )
+
+
+def parse_environment(content: Content) -> EnvironmentRecord:
+    date, data = content.get("date"), content.get("data")
+    return EnvironmentRecord(
+        versions=dict(content.get("versions") or {}),
+        hardware=dict(content.get("hardware") or {}),
+        date=None if date is None else str(date),
+        code=dict(content.get("code") or {}),
+        data=None if data is None else str(data),
+    )
+
+
+def parse_epoch(content: Content) -> EpochRecord:
+    step = content.get("step")
+    constraint, observed = content.get("constraint"), content.get("observed")
+    figures = EpochFigures(
+        train=_figures(content.get("train")) or {},
+        validation=_figures(content.get("validation")),
+        constraint=ConstraintFigures(**_known(constraint, ConstraintFigures)) if constraint else None,
+        observed=ObservedFigures(**_known(observed, ObservedFigures)) if observed else None,
+    )
+    return EpochRecord(
+        epoch=int(content["epoch"]),
+        step=step if isinstance(step, int) else None,
+        seconds=number(content.get("seconds")),
+        images_per_second=number(content.get("images_per_second")),
+        lr=number(content.get("lr")),
+        figures=figures,
+    )
+
+
+def _known(content: Content, record: type) -> dict[str, float | None]:
+    return {name: number(content.get(name)) for name in record.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def _figures(content: Any) -> Figures | None:
+    """Return the numbers of a table; null is a figure that JSON could not hold."""
+    if not isinstance(content, Mapping):
+        return None
+    values = {str(key): math.nan if value is None else number(value) for key, value in content.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def parse_result(content: Content) -> ResultRecord:
+    steps = content.get("steps")
+    return ResultRecord(
+        metric=str(content["metric"]),
+        validation=_figures(content.get("validation")),
+        test=_figures(content.get("test")),
+        steps=steps if isinstance(steps, int) else None,
+        seconds=number(content.get("seconds")),
+        images_per_second=number(content.get("images_per_second")),
+        skipped_images=int(content.get("skipped_images", 0)),
+        warnings=tuple(map(str, content.get("warnings", ()))),
+    )
+
+
+def parse_model(content: Content) -> ModelRecord:
+    built_from = content["model"]
+    return ModelRecord(
+        name=str(built_from["name"]),
+        arguments=dict(built_from["arguments"]),
+        shape=tuple(map(int, content["shape"])),
+        task=str(content["task"]),
+        classes=int(content["classes"]),
+    )
+
+
+def parse_curve(content: Content) -> CurveRecord:
+    points = [
+        CurvePoint(
+            ratio=round(float(point["ratio"]), 6),  # 0.7 of two runs must be one ratio
+            plain=finite(float(point["plain"])) if point["plain"] is not None else math.nan,
+            refit=finite(float(point["refit"])) if point["refit"] is not None else None,
+            size=_size(point["costs"], point.get("milliseconds")),
+            distance=number(point.get("distance")),
+        )
+        for point in content["points"]
+    ]
+    if not points:
+        raise ValueError("it has no points")
+    if not all(0 <= point.ratio <= 1 for point in points):
+        raise ValueError("a ratio is not between 0 and 1")
+    allocation, calibration = content.get("allocation"), content.get("calibration")
+    settings = CurveSettings(
+        score=str(content.get("score", CurveSettings.score)),
+        allocation=None if allocation is None else str(allocation),
+        calibration=calibration if isinstance(calibration, int) else None,
+        refit=bool(content.get("refit", CurveSettings.refit)),
+    )
+    return CurveRecord(
+        kind=kind_of(content["kind"]).name,
+        form=str(content["form"]),
+        metric=str(content["metric"]),
+        split=str(content["split"]),
+        settings=settings,
+        dense=finite(float(content["dense"])),
+        size=_size(content.get("dense_costs"), content.get("dense_milliseconds")),
+        points=tuple(sorted(points, key=lambda point: point.ratio)),
+    )
+
+
+def _size(costs: Content | None, milliseconds: Any) -> Size:
+    values = {**(costs or {}), "milliseconds": milliseconds}
+    measured = {name: number(values.get(name)) for name in SIZES}
+    return Size(**{name: None if value is None else finite(value) for name, value in measured.items()})
+
+
+def parse_spectra(content: Content) -> SpectraRecord:
+    layers = {
+        str(layer): {str(units): _spectrum(spectrum) for units, spectrum in spectra.items()}
+        for layer, spectra in content["layers"].items()
+    }
+    left_out = {str(layer): str(reason) for layer, reason in content.get("left_out", {}).items()}
+    return SpectraRecord(layers, left_out)
+
+
+def _spectrum(content: Content) -> Spectrum:
+    index = tuple(map(int, content["index"]))
+    value = tuple(map(float, content["value"]))
+    if len(index) != len(value) or not index:
+        raise ValueError("as many values as indices are needed")
+    return Spectrum(int(content["count"]), index, value)
+
+
+def parse_retraining(content: Content) -> RetrainingRequest:
+    return RetrainingRequest(**content)

@@ -1,0 +1,299 @@
+"""The one reader of run folders. A run that was killed or lost a file is read as far as it goes, and names what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
+from sparsefw.runfolder.parse import (
+    MALFORMED,
+    number,
+    parse_curve,
+    parse_environment,
+    parse_epoch,
+    parse_facts,
+    parse_model,
+    parse_result,
+    parse_retraining,
+    parse_spectra,
+)
+from sparsefw.runfolder.schema import (
+    ConfigRecord,
+    CurveRecord,
+    EnvironmentRecord,
+    EpochRecord,
+    ModelRecord,
+    ResultRecord,
+    RetrainingRequest,
+    RunFacts,
+    RunStatus,
+    SpectraRecord,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is installed, is ten times as fast
+
+T = TypeVar("T")
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be read. reason: one line, without the folder."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"{folder}: {reason}")
+        self.folder = folder
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything in a run folder but weights and pictures.
+
+    epochs     one record per epoch, in order
+    failure    the last line of error.txt
+    problems   what is missing or damaged, one line each
+    """
+
+    folder: Path
+    facts: RunFacts
+    config: ConfigRecord
+    environment: EnvironmentRecord
+    epochs: tuple[EpochRecord, ...]
+    result: ResultRecord | None
+    failure: str | None
+    curves: tuple[CurveRecord, ...]
+    spectra: SpectraRecord
+    problems: tuple[str, ...]
+
+    @property
+    def status(self) -> RunStatus:
+        if self.result is not None:
+            return RunStatus.FINISHED
+        return RunStatus.UNFINISHED if self.failure is None else RunStatus.FAILED
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the run folders in a folder, at any depth, in the order of their names; itself if it is one.
+
+    Raises:
+        RunFolderError: there is no such folder, or it holds no run.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(folder, "a file, where a run is a folder" if folder.exists() else "no such folder")
+    runs = []
+    for path, below, _ in os.walk(folder):
+        if is_run_folder(Path(path)):
+            runs.append(Path(path))
+            below.clear()  # a folder inside a run folder belongs to that run
+        below[:] = sorted(name for name in below if not name.startswith("."))
+    if not runs:
+        raise RunFolderError(folder, "neither a run folder nor a folder that holds any")
+    return runs
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder as far as it goes.
+
+    Raises:
+        RunFolderError: it is no run folder, or run.json or config.yaml is missing or damaged.
+    """
+    if not is_run_folder(folder):
+        raise RunFolderError(
+            folder, "not a run folder (no run.json, config.yaml, metrics.jsonl, result.json or curves)"
+        )
+    paths = RunPaths(folder)
+    config = read_config(folder)
+    facts = read_facts(folder)
+    if facts is None:
+        raise RunFolderError(folder, f"{paths.facts.name} is missing")
+    problems: list[str] = []
+    result = _tolerated(lambda: read_result(folder), problems)
+    failure = None
+    if not paths.result.exists():
+        failure = _last_line(paths.error)
+        problems.append(f"unfinished: no {paths.result.name}" if failure is None else f"failed: {failure}")
+    epochs = _whole_lines(paths.metrics, problems)
+    environment = _tolerated(lambda: read_environment(folder), problems)
+    curves = _all_curves(paths, problems)
+    spectra = _tolerated(lambda: _read(paths.spectra, parse_spectra, "does not hold spectra"), problems)
+    spectra = spectra or SpectraRecord()
+    problems += [f"no spectrum of {layer}: {reason}" for layer, reason in spectra.left_out.items()]
+    return RunRecord(
+        folder=folder,
+        facts=facts,
+        config=config,
+        environment=environment or EnvironmentRecord(),
+        epochs=_one_per_epoch(epochs),
+        result=result,
+        failure=failure,
+        curves=curves,
+        spectra=spectra,
+        problems=tuple(problems),
+    )
+
+
+def read_config(folder: Path) -> ConfigRecord:
+    """Read config.yaml; RunFolderError if it is missing or damaged."""
+    path = RunPaths(folder).config
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    except FileNotFoundError:
+        raise RunFolderError(folder, f"{path.name} is missing") from None
+    except OSError as error:
+        raise RunFolderError(folder, f"{path.name} cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError):
+        raise RunFolderError(folder, f"{path.name} cannot be read (it is not YAML)") from None
+    method = values.get("method") if isinstance(values, dict) else None
+    if not isinstance(method, dict) or "name" not in method:
+        raise RunFolderError(folder, f"{path.name} has no method.name")
+    return ConfigRecord(values)
+
+
+def read_facts(folder: Path) -> RunFacts | None:
+    """Read run.json; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).facts, parse_facts, "does not say what the run is")
+
+
+def read_environment(folder: Path) -> EnvironmentRecord | None:
+    """Read environment.json; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).environment, parse_environment, "is not an environment")
+
+
+def read_epochs(folder: Path) -> list[EpochRecord]:
+    """Read the lines of metrics.jsonl that are whole: a kill may have torn the last one."""
+    return _whole_lines(RunPaths(folder).metrics, [])
+
+
+def read_result(folder: Path) -> ResultRecord | None:
+    """Read result.json; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).result, parse_result, "is not a result")
+
+
+def read_curve(folder: Path, kind: str, form: str, split: Split = Split.TEST) -> CurveRecord | None:
+    """Read one curve; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).curve(kind, form, split), parse_curve, "is not a curve")
+
+
+def read_model_header(folder: Path) -> ModelRecord | None:
+    """Read the header of model.safetensors; None if the file is missing, RunFolderError if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    path = RunPaths(folder).model
+    if not path.exists():
+        return None
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return parse_model(json.loads(file.metadata()["sparsefw"]))
+    except (SafetensorError, *MALFORMED) as error:
+        raise RunFolderError(folder, f"{path.name} is damaged: {error}") from None
+
+
+def read_model_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of model.safetensors; RunFolderError if it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = RunPaths(folder).model
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunFolderError(folder, f"{path.name} is damaged: {error}") from None
+
+
+def read_retraining(folder: Path) -> RetrainingRequest | None:
+    """Read retrain.json of a retraining's folder; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RetrainingPaths(folder).request, parse_retraining, "is not a retraining")
+
+
+def _read(path: Path, parse: Callable[[Mapping[str, Any]], T], reason: str) -> T | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        raise RunFolderError(path.parent, f"{path.name} cannot be read")
+    try:
+        return parse(content)
+    except MALFORMED as error:
+        raise RunFolderError(path.parent, f"{path.name} {reason} ({type(error).__name__}: {error})") from None
+
+
+def _tolerated(read: Callable[[], T | None], problems: list[str]) -> T | None:
+    try:
+        return read()
+    except RunFolderError as error:
+        problems.append(error.reason)
+        return None
+
+
+def _whole_lines(path: Path, problems: list[str]) -> list[EpochRecord]:
+    """Parse every whole line. A kill tears the last one at most; any other broken line is counted."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        problems.append(f"no {path.name}")
+        return []
+    records = []
+    broken = []
+    for place, line in enumerate(lines, 1):
+        record = _line(line)
+        if record is not None:
+            records.append(record)
+        elif line.strip():
+            broken.append(place)
+    if broken == [len(lines)]:
+        problems.append(f"the last line of {path.name} is torn")
+    elif broken:
+        problems.append(f"{path.name}: {len(broken)} lines cannot be read, the first is line {broken[0]}")
+    return records
+
+
+def _line(text: str) -> EpochRecord | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or number(content.get("epoch")) is None:
+        return None
+    try:
+        return parse_epoch(content)
+    except MALFORMED:
+        return None
+
+
+def _one_per_epoch(records: list[EpochRecord]) -> tuple[EpochRecord, ...]:
+    """Keep the last record of every epoch: a run that was resumed may have written some twice."""
+    last = {record.epoch: record for record in records}
+    return tuple(last[epoch] for epoch in sorted(last))
+
+
+def _all_curves(paths: RunPaths, problems: list[str]) -> tuple[CurveRecord, ...]:
+    curves = []
+    for file in [file for split in Split for file in sorted(paths.curves(split).glob("*.json"))]:
+        try:
+            curve = _read(file, parse_curve, "is not a curve")
+        except RunFolderError as error:
+            problems.append(error.reason)
+        else:
+            curves += [] if curve is None else [curve]
+    return tuple(curves)
+
+
+def _last_line(path: Path) -> str | None:
+    """Return the last line of a text that is not blank; None if there is no such file."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.strip() for line in reversed(lines) if line.strip()), None)

@@ -1,0 +1,132 @@
+"""The one writer of run folders. Every file is replaced as a whole, so that a kill leaves the one before; epochs are appended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from sparsefw.atomic_io import replaced_file, write_json, write_text
+from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split
+from sparsefw.runfolder.read import RunFolderError, read_epochs, read_facts
+from sparsefw.runfolder.schema import (
+    ConfigRecord,
+    CurveRecord,
+    EnvironmentRecord,
+    EpochRecord,
+    ModelRecord,
+    ResultRecord,
+    RetrainingRequest,
+    RunFacts,
+    SpectraRecord,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RunWriter:
+    """Writes the files of one run folder."""
+
+    folder: Path
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.folder)
+
+    def begin(self, config: ConfigRecord, facts: RunFacts, environment: EnvironmentRecord, regions: str = "") -> None:
+        """Record what the run is. A run that is resumed keeps the facts with which it began.
+
+        Args:
+            regions: which layer is constrained to which region, one line each; nothing is written where it is empty.
+        """
+        write_text(self.paths.config, config_yaml(config))
+        if not self._has_facts():
+            write_json(self.paths.facts, facts.to_json())
+        if regions:
+            write_text(self.paths.regions, regions + "\n")
+        write_json(self.paths.environment, environment.to_json())
+
+    def _has_facts(self) -> bool:
+        try:
+            return read_facts(self.folder) is not None
+        except RunFolderError:
+            return False
+
+    def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> None:
+        from safetensors.torch import save_file
+
+        with replaced_file(self.paths.model) as aside:
+            save_file(dict(tensors), str(aside), {"sparsefw": json.dumps(record.to_json())})
+
+    def spectra(self, record: SpectraRecord) -> None:
+        write_json(self.paths.spectra, record.to_json())
+
+    def result(self, record: ResultRecord) -> None:
+        """Record that training is over: the last file of a training."""
+        write_json(self.paths.result, record.to_json())
+
+    def curve(self, record: CurveRecord) -> None:
+        write_json(self.paths.curve(record.kind, record.form, Split(record.split)), record.to_json())
+
+    def error(self, traceback: str) -> None:
+        """Record why the training failed."""
+        write_text(self.paths.error, traceback)
+
+    def forget_error(self) -> None:
+        self.paths.error.unlink(missing_ok=True)
+
+    def forget_model(self) -> None:
+        self.paths.model.unlink(missing_ok=True)
+
+    def forget_result(self) -> None:
+        self.paths.result.unlink(missing_ok=True)
+
+    def forget_checkpoints(self) -> None:
+        shutil.rmtree(self.paths.checkpoints, ignore_errors=True)
+
+
+class EpochWriter:
+    """Appends to metrics.jsonl. After a kill the file is first cut back to the step of the checkpoint."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._path = RunPaths(folder).metrics
+        kept = [record for record in read_epochs(folder) if record.step is not None and record.step <= step]
+        write_text(self._path, "".join(map(_line, kept)))
+
+    def append(self, *records: EpochRecord) -> None:
+        with self._path.open("a") as file:
+            file.write("".join(map(_line, records)))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(record: EpochRecord) -> str:
+    return json.dumps(record.to_json()) + "\n"
+
+
+def config_yaml(config: ConfigRecord) -> str:
+    """Return a configuration as YAML, in its own order."""
+    return yaml.safe_dump(dict(config.values), sort_keys=False)
+
+
+def write_retraining(folder: Path, request: RetrainingRequest) -> None:
+    """Write retrain.json, which says what a folder of phases is."""
+    write_json(RetrainingPaths(folder).request, request.to_json())
+
+
+def write_phase_weights(folder: Path, phase: int, tensors: Mapping[str, Tensor]) -> Path:
+    """Write the pruned weights that a phase starts from, and return their file."""
+    from safetensors.torch import save_file
+
+    path = RetrainingPaths(folder).weights(phase)
+    with replaced_file(path) as aside:
+        save_file(dict(tensors), str(aside))
+    return path

@@ -1,0 +1,136 @@
+"""A run that was killed, or lost a file, is read as far as it goes, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS
+from runfolder.test_round_trip import write_whole_run
+from sparsefw.runfolder import EpochWriter, RunFolderError, RunKind, RunPaths, RunStatus, RunWriter, read_run
+from sparsefw.runfolder.read import (
+    read_curve,
+    read_environment,
+    read_epochs,
+    read_facts,
+    read_model_header,
+    read_model_tensors,
+    read_result,
+    read_retraining,
+)
+from sparsefw.runfolder.schema import EnvironmentRecord, SpectraRecord
+
+
+def test_a_killed_run_has_a_torn_last_line_and_goes_on_from_its_checkpoint(tmp_path):
+    RunWriter(tmp_path).begin(CONFIG, FACTS, ENVIRONMENT)
+    third = replace(EPOCHS[1], epoch=3, step=30)
+    EpochWriter(tmp_path, 0).append(*EPOCHS, third)
+    path = RunPaths(tmp_path).metrics
+    whole = path.read_text()
+    path.write_text(whole + '{"epoch": 4, "step": 40, "tr')
+    run = read_run(tmp_path)
+    assert run.epochs == (*EPOCHS, third)
+    assert run.problems == ("unfinished: no result.json", "the last line of metrics.jsonl is torn")
+    assert run.status is RunStatus.UNFINISHED
+    resumed = EpochWriter(tmp_path, 20)
+    assert path.read_text() == "".join(whole.splitlines(keepends=True)[:2])  # to the byte
+    resumed.append(third)
+    assert path.read_text() == whole
+
+
+def test_a_line_that_lacks_figures_is_read_as_far_as_it_goes(tmp_path):
+    RunPaths(tmp_path).metrics.write_text(
+        '{"epoch": 1}\n{"epoch": 2, "step": "x", "constraint": {"renewed": "x"}}\n[]\n'
+    )
+    first, second = read_epochs(tmp_path)
+    assert (first.step, first.figures.train, first.figures.validation) == (None, {}, None)
+    assert (second.step, second.figures.constraint.renewed) == (None, None)
+    EpochWriter(tmp_path, 100)
+    assert read_epochs(tmp_path) == []  # without a step, nobody knows whether the checkpoint is behind it
+
+
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "spectra.json", "curves", "regions.txt"])
+def test_a_missing_file_leaves_the_rest(tmp_path, name):
+    writer = write_whole_run(tmp_path)
+    whole = read_run(tmp_path)
+    path = tmp_path / name
+    if path.is_dir():
+        writer.paths.curve(CURVE.kind, CURVE.form).unlink()
+    else:
+        path.unlink()
+    run = read_run(tmp_path)
+    expected = {
+        "environment.json": dict(environment=EnvironmentRecord()),
+        "metrics.jsonl": dict(epochs=(), problems=("no metrics.jsonl", *whole.problems)),
+        "spectra.json": dict(spectra=SpectraRecord(), problems=()),
+        "curves": dict(curves=whole.curves[1:]),
+        "regions.txt": {},
+    }
+    assert run == replace(whole, **expected[name])
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml"])
+def test_without_what_it_is_a_run_is_damaged(tmp_path, name):
+    write_whole_run(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(RunFolderError, match=f"{name} is missing") as error:
+        read_run(tmp_path)
+    assert (error.value.folder, error.value.reason) == (tmp_path, f"{name} is missing")
+
+
+@pytest.mark.parametrize(
+    "name, read",
+    [
+        ("run.json", read_facts),
+        ("environment.json", read_environment),
+        ("result.json", read_result),
+        ("curves/filters-removed.json", lambda folder: read_curve(folder, "filters", "removed")),
+        ("model.safetensors", read_model_header),
+        ("model.safetensors", read_model_tensors),
+        ("retrain.json", read_retraining),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path, name, read):
+    write_whole_run(tmp_path)
+    for content in ("{", "[]", '{"versions": 3, "run": 1}'):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(RunFolderError) as error:
+            read(tmp_path)
+        assert (tmp_path / name).name in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_what_is_not_there_is_none(tmp_path):
+    readers = (read_facts, read_environment, read_result, read_model_header, read_retraining)
+    assert [read(tmp_path) for read in readers] == [None] * 5
+    assert read_epochs(tmp_path) == []
+
+
+def test_a_damaged_result_is_neither_finished_nor_missing(tmp_path):
+    write_whole_run(tmp_path)
+    RunPaths(tmp_path).result.write_text("{")
+    run = read_run(tmp_path)
+    assert (run.result, run.status) == (None, RunStatus.UNFINISHED)
+    assert run.problems[0] == "result.json cannot be read"
+
+
+def test_a_failure_is_a_status_with_a_reason(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.begin(CONFIG, FACTS, ENVIRONMENT)
+    writer.error("Traceback (most recent call last):\n  ...\nsparsefw.Diverged: by step 1\n\n")
+    run = read_run(tmp_path)
+    assert (run.status, run.failure) == (RunStatus.FAILED, "sparsefw.Diverged: by step 1")
+    assert run.problems[0] == "failed: sparsefw.Diverged: by step 1"
+
+
+def test_facts_do_not_depend_on_labels_and_folder_names(tmp_path):
+    folder = tmp_path / "0007-seed-2"
+    RunWriter(folder).begin(CONFIG, FACTS, ENVIRONMENT)
+    content = json.loads(RunPaths(folder).facts.read_text())
+    RunPaths(folder).facts.write_text(json.dumps({**content, "label": "SGD", "name": "other-0009"}))
+    moved = folder.rename(tmp_path / "phase-9")
+    facts = read_run(moved).facts
+    assert facts.kind is RunKind.RETRAINED
+    assert (facts.phase, facts.job, facts.seed) == (FACTS.phase, FACTS.job, FACTS.seed)
