@@ -35,15 +35,15 @@ INTRODUCTION = """\
 # What can be compressed
 
 Written by `python benchmarks/support_matrix.py` on {day}, with {versions}.
-`tests/compression/test_architectures.py` asserts the same of the same networks. They are shallower or narrower than published
-where a note says so, and have random weights; batch norms have statistics of their own, and no layer is 0.
+`tests/compression/test_architectures.py` checks the same for the same networks. Some are shallower or narrower than published, as
+a note says. All have random weights and random batch norm statistics, and no layer is 0.
 
 - *removable*: the share of channels that can be removed, counted at every layer that writes them.
-- *filters*, *rank*: parameters / MACs of the compressed network, as shares of the dense one's. It differs by less than
+- *filters*, *rank*: parameters / MACs of the compressed network, as shares of the dense one. Its output differs by less than
   {tolerance:g} of its largest output from the dense network with the same channels silent, or with weights of the same rank.
 - *weights*: bytes on disk, as a share of the dense network's.
-- *ONNX*: how far onnxruntime is from the network compressed by filters and rank together, relative to its largest output.
-- *left as it is*: what the plan of filters lists as untouched, other than the outputs of the network.
+- *ONNX*: the gap between onnxruntime and the network compressed by filters and rank together, relative to its largest output.
+- *left as it is*: the reasons for untouched layers in the plan of filters, except the outputs of the network.
 
 """
 TOLERANCE = 1e-4

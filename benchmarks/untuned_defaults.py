@@ -39,6 +39,7 @@ from untuned_networks import (
     all_convolutional,
     bert,
     deep_mlp,
+    deep_vgg,
     imported,
     mlp,
     plain_cnn,
@@ -151,6 +152,9 @@ PAIRS = [
     Pair("MLP, four hidden layers", lambda: deep_mlp(784, 4), "fashion", "neurons", 3_000, 64, 0.02),
     Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "filters", 400, 64, 0.03),
     Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "rank", 300, 32, 1e-3, "adamw", 0.01),
+    Pair("deep VGG without norms", lambda: deep_vgg(3), "cifar", "filters", 600, 64, 0.02),
+    Pair("deep VGG without norms", lambda: deep_vgg(3), "cifar", "rank", 400, 32, 1e-3, "adamw", 0.01),
+    Pair("MLP, nine hidden layers", lambda: deep_mlp(784, 9), "fashion", "neurons", 800, 64, 1e-3, "adamw", 0.01),
 ]  # fmt: skip
 
 

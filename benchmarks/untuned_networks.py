@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -61,14 +61,20 @@ def deep_mlp(inputs: int, hidden: int = 6) -> nn.Module:
     return _with_he_initialisation(nn.Sequential(nn.Flatten(), *layers, nn.Linear(128, 10)))
 
 
-def plain_vgg(channels: int) -> nn.Module:
-    """Six convolutions without norms, with the initialisation of He et al."""
-    widths = [channels, 32, 32, 64, 64, 64, 64]
+def plain_vgg(channels: int, widths: Sequence[int] = (32, 32, 64, 64, 64, 64)) -> nn.Module:
+    """Convolutions of these widths without norms, with the initialisation of He et al."""
     layers: list[nn.Module] = []
-    for i, (n, m) in enumerate(pairwise(widths)):
+    pooled = len(widths) // 3  # convolutions between two poolings
+    for i, (n, m) in enumerate(pairwise([channels, *widths]), 1):
         layers += [nn.Conv2d(n, m, 3, padding=1), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if i % 2 else []
-    return _with_he_initialisation(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)))
+        layers += [nn.MaxPool2d(2)] if i % pooled == 0 else []
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
+    return _with_he_initialisation(nn.Sequential(*layers, *head))
+
+
+def deep_vgg(channels: int) -> nn.Module:
+    """Ten convolutions without norms."""
+    return plain_vgg(channels, (16, 16, 32, 32, 32, 48, 48, 48, 64, 64))
 
 
 def _with_he_initialisation(model: nn.Module) -> nn.Module:

@@ -21,10 +21,15 @@ from sparsefw.train.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sparsefw"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 INVENTED = {"mine.py"}  # the file of a user, in an example
 SAVED = {"model.safetensors", "model.onnx", "model.pt2"}  # files, not settings
-STEMS = {re.sub(r"-[a-z]+(-paper)?$", "", name) for name in recipe_names()}  # what `bench` takes: recipes without variant
+STEMS = {
+    re.sub(r"-[a-z]+(-paper)?$", "", name) for name in recipe_names()
+}  # what `bench` takes: recipes without variant
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The commands and snippets of the README, and of some pages of docs, run and print what is shown."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from sparsefw.train import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-
-
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 SHOWN = README + (ROOT / "docs" / "optimizer.md").read_text()
 
@@ -37,7 +35,7 @@ def test_the_readme_is_read_in_three_minutes():
 
 
 class Model(nn.Module):
-    """Has the names that the documentation's rules speak of."""
+    """A network with the layer names that the rules in the documentation use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,10 +66,10 @@ def test_snippets_run(number, capsys, tmp_path, monkeypatch):
 
 
 def rows(text: str) -> list[dict[str, float]]:
-    """The lines of the printed curves: SGD's, then SFW's, each for 50 ... 90 % removed."""
-    found = re.findall(r"^ +(\d+)% +([\d.]+) +([\d.]+) +[\d.]+ +([\d,]+) +([\d,]+)", text, flags=re.MULTILINE)
+    """Return the lines of the printed curves: SGD's, then SFW's, each for 50 ... 90 % removed."""
+    lines = re.findall(r"^ +(\d+)% +([\d.]+) +([\d.]+) +[\d.]+ +([\d,]+) +([\d,]+)", text, flags=re.MULTILINE)
     names = ("ratio", "plain", "refit", "parameters", "macs")
-    return [dict(zip(names, (float(cell.replace(",", "")) for cell in row), strict=True)) for row in found]
+    return [dict(zip(names, (float(cell.replace(",", "")) for cell in row), strict=True)) for row in lines]
 
 
 @pytest.mark.slow
@@ -95,7 +93,7 @@ def test_quickstart_prints_what_its_page_shows(tmp_path):
 
 
 def console_blocks() -> tuple[list[str], list[str]]:
-    """The commands that are run here, and those that take hours or data that nobody has here."""
+    """Return the commands that are run here, and those that take hours or need other data."""
     run, shown = [], []
     for marked, block in re.findall(r"(<!-- run by .*? -->\n)?```console\n(.*?)```", README, flags=re.DOTALL):
         (run if marked else shown).extend(re.findall(r"^\$ (.*?)(?: +#.*)?$", block, flags=re.MULTILINE))
@@ -104,7 +102,7 @@ def console_blocks() -> tuple[list[str], list[str]]:
 
 @pytest.mark.slow
 def test_console_commands_run(tmp_path):
-    """In order, word for word."""
+    """Run the commands in order, word for word."""
     commands, _ = console_blocks()
     assert len(commands) >= 4
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -116,7 +114,7 @@ def test_console_commands_run(tmp_path):
 
 
 def test_console_commands_that_are_only_shown_exist():
-    """Their names are in the lists, their options in the help."""
+    """Check that their names are listed and their options are in the help."""
     _, commands = console_blocks()
     assert len(commands) >= 3
     for command in commands:
@@ -135,6 +133,13 @@ def test_the_recipe_of_the_documentation_is_one(tmp_path):
     with torch.device("meta"):
         model = build(config.model.name)
     assert constrain(model, config.method.kind, steps=1000, report=None)
+
+
+def test_every_measured_claim_has_its_command():
+    section = README.split("## Measured")[1].split("```console")[0]
+    claims = section.strip().split("\n- ")
+    assert len(claims) >= 5
+    assert all(re.search(r"`(python benchmarks/|sparsefw bench )", claim) for claim in claims)
 
 
 def test_make_targets_of_the_readme_exist():
