@@ -285,7 +285,7 @@ def test_a_figure_end_to_end(tmp_path):
     folder = tmp_path / "quick-distance"
     for name in (
         "README.md",
-        "result.json",
+        "reproduction.json",
         "distance.csv",
         "distance.tex",
         "distance-epochs.png",

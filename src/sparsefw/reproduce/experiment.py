@@ -93,7 +93,7 @@ class ExperimentResult:
         page = folder / "README.md"
         write_text(page, "\n\n".join(parts) + "\n")
         summary = {"title": self.title, "deviations": list(self.deviations), "failed": list(self.failed)}
-        write_json(folder / "result.json", {**summary, **self.record, **environment()})
+        write_json(folder / "reproduction.json", {**summary, **self.record, **environment()})
         return [page, *files]
 
 
