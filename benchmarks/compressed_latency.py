@@ -21,7 +21,7 @@ from shared import Step, median_milliseconds, write_record
 from sparsefw import compress
 from sparsefw.compression.artifact.export import onnx_session
 from sparsefw.compression.cost import costs
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.environment import device_name
 from sparsefw.models import build
 
@@ -42,7 +42,7 @@ def compressed_networks(model: nn.Module, example: torch.Tensor, round_to: int) 
 
 def eager_calls(networks: dict[str, nn.Module], example: torch.Tensor) -> dict[str, Step]:
     def eager(network: nn.Module) -> Step:
-        return lambda: call(network, example)
+        return lambda: call_on_copy(network, example)
 
     return {name: eager(network) for name, network in networks.items()}
 

@@ -24,7 +24,7 @@ from sparsefw.train.run import prepare
 
 
 class QualityWatcher(Watcher):
-    """Collects the quality of every layer, every so many steps."""
+    """Collects the quality of every layer at regular intervals."""
 
     def __init__(self, every: int) -> None:
         self._every = every

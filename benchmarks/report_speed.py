@@ -24,12 +24,12 @@ from sparsefw.environment import device_name, environment
 from sparsefw.runfolder import EpochWriter, RunFacts, RunKind, RunWriter
 from sparsefw.runfolder.schema import (
     ConfigRecord,
-    CurvePoint,
     CurveRecord,
     CurveSettings,
     EnvironmentRecord,
     EpochFigures,
     EpochRecord,
+    RecordedPoint,
     ResultRecord,
     Size,
     SpectraRecord,
@@ -89,7 +89,7 @@ def _curve(chance: random.Random, kind: str, split: str) -> CurveRecord:
         plain = 94 - 80 * ratio**6 + chance.gauss(0, 1)
         refit = 94 - 40 * ratio**6 + chance.gauss(0, 1)
         costs = {key: int(value * (1 - ratio) ** 2) for key, value in dense_costs.items()}
-        points.append(CurvePoint(ratio, plain, refit, Size(**costs, milliseconds=10 * (1 - ratio) + 1), ratio))
+        points.append(RecordedPoint(ratio, plain, refit, Size(**costs, milliseconds=10 * (1 - ratio) + 1), ratio))
     settings = CurveSettings(calibration=4096)
     dense_size = Size(**dense_costs, milliseconds=11.0)
     return CurveRecord(kind, "removed", "accuracy", split, settings, 94.0, dense_size, tuple(points))

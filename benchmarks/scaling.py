@@ -73,7 +73,7 @@ class Setting(NamedTuple):
         return network
 
     def work(self, method: str) -> float:
-        """Return what the time should be proportional to; nan if all of a matrix is kept, which needs no products."""
+        """Return the work to which the time should be proportional; nan if all of a matrix is kept, which needs no products."""
         rank = min(self.n, self.m)
         if method == "rank" and self.k == 1:
             return math.nan
@@ -131,7 +131,7 @@ def theory(settings: Sequence[Setting], method: str, measured: Sequence[float]) 
 def draw_panels(drawn: dict[str, Panel], times: dict[str, dict[str, list[float]]], subtitle: str) -> Figure:
     """Draw the panels side by side; times: panel -> method -> milliseconds."""
     figure = new_figure(11.5, 4.6)
-    style = line_styles(METHODS)
+    style = line_styles({method: "sgd" if method == "SGD" else "sparsefw" for method in METHODS})
     all_times = [ms for methods in times.values() for values in methods.values() for ms in values]
     limits = (min(all_times) / 1.6, max(all_times) * 1.5)
     for i, (name, panel) in enumerate(drawn.items()):

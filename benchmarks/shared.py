@@ -1,4 +1,4 @@
-"""What the benchmarks share: results, tables, processes, `sparsefw` commands, and the timing of optimizer steps."""
+"""Code that the benchmarks share: results, tables, processes, `sparsefw` commands, and the timing of optimizer steps."""
 
 from __future__ import annotations
 

@@ -16,28 +16,34 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Whom each part may import, besides itself: every package and module is listed, lowest first, and every permit is used.
 ALLOWED: dict[str, set[str]] = {
     "text": set(),
+    "scalars": set(),
     "errors": set(),
     "atomic_io": set(),
     "user_cache": set(),
     "layer_types": set(),
     "kind_words": set(),
     "environment": {"__version__"},
-    "geometry": set(),
+    "geometry": {"scalars"},
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
     "config_base": {"kinds", "text"},
-    "optim": {"geometry", "kinds", "layer_types", "text"},
-    "models": {"text"},
-    "compression": {"geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "text"},
+    "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
+    "models": {"scalars", "text"},
+    "compression": {
+        "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "scalars", "text",
+    },
     "data": {"config_base", "atomic_io", "user_cache", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "text"},
-    "runfolder": {"kinds", "atomic_io"},  # the contract between train, sweep and report
+    "runfolder": {"kinds", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
         "environment", "config_base", "atomic_io", "errors", "text", "__version__",
     },
-    "sweep": {"compression", "data", "train", "runfolder", "environment", "config_base", "atomic_io", "errors", "text"},
+    "sweep": {
+        "compression", "data", "train", "runfolder",
+        "environment", "config_base", "atomic_io", "errors", "scalars", "text",
+    },
     "plotting": {"atomic_io"},  # charts, whatever they show
-    "report": {"kinds", "plotting", "runfolder", "config_base", "atomic_io"},  # reads run folders only, and never trains
+    "report": {"kinds", "plotting", "runfolder", "config_base", "atomic_io", "scalars"},  # reads run folders, never trains
     "bench": {"data", "methods", "train", "environment", "config_base", "text"},
     "reproduce": {
         "kinds", "train", "sweep", "plotting", "report", "bench", "runfolder",
@@ -52,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 CORE = {
     "geometry", "kind_words", "kinds", "optim", "compression", "models",
-    "environment", "layer_types", "atomic_io", "user_cache", "text",
+    "environment", "layer_types", "atomic_io", "user_cache", "scalars", "text",
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from sparsefw.cli import app
 from sparsefw.data import DATASETS
 from sparsefw.methods import METHODS
 from sparsefw.reproduce import EXPERIMENTS
-from sparsefw.sweep.grids import grid_names
-from sparsefw.train import recipe_names
+from sparsefw.sweep.grids import grid_descriptions
+from sparsefw.train import recipe_descriptions
 from sparsefw.train.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ PAGES = [
 INVENTED = {"mine.py"}  # the file of a user, in an example
 SAVED = {"model.safetensors", "model.onnx", "model.pt2"}  # files, not settings
 STEMS = {
-    re.sub(r"-[a-z]+(-paper)?$", "", name) for name in recipe_names()
+    re.sub(r"-[a-z]+(-paper)?$", "", name) for name in recipe_descriptions()
 }  # what `bench` takes: recipes without variant
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -113,8 +113,8 @@ def test_commands_have_the_options_and_names_that_exist(page):
         options = {option for parameter in verb.params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, command
         if words and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", words[0]):
-            known = {"sweep": grid_names(), "reproduce": EXPERIMENTS, "list": ()}.get(verb.name)
-            assert words[0] in ((*recipe_names(), *STEMS) if known is None else known), command
+            known = {"sweep": grid_descriptions(), "reproduce": EXPERIMENTS, "list": ()}.get(verb.name)
+            assert words[0] in ((*recipe_descriptions(), *STEMS) if known is None else known), command
 
 
 @each_page

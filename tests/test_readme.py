@@ -17,7 +17,7 @@ from sparsefw import SFW, constrain, coupled_filters
 from sparsefw.cli.main import app
 from sparsefw.models import build
 from sparsefw.reproduce import EXPERIMENTS
-from sparsefw.sweep.grids import grid_names
+from sparsefw.sweep.grids import grid_descriptions
 from sparsefw.train import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ def test_console_commands_that_are_only_shown_exist():
     for command in commands:
         program, verb, name, *options = command.split()
         assert program == "sparsefw"
-        assert name in {"sweep": grid_names(), "reproduce": EXPERIMENTS}[verb], command
+        assert name in {"sweep": grid_descriptions(), "reproduce": EXPERIMENTS}[verb], command
         helped = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).stdout
         assert all(option in helped for option in options if option.startswith("--")), command
 

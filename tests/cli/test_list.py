@@ -12,7 +12,7 @@ from sparsefw.data import DATASETS
 from sparsefw.kinds import KINDS, PATTERN
 from sparsefw.methods import METHODS
 from sparsefw.models import MODELS
-from sparsefw.train import recipe_names
+from sparsefw.train import recipe_descriptions
 
 
 def sparsefw(*arguments: str) -> str:
@@ -29,7 +29,7 @@ def sparsefw(*arguments: str) -> str:
         ("methods", list(METHODS)),
         ("kinds", [*KINDS, PATTERN]),
         ("regions", ["GroupKSupportBall", "KSupportBall", "NuclearBall", "SpectralKSupportBall", "LpBall"]),
-        ("recipes", list(recipe_names())),
+        ("recipes", list(recipe_descriptions())),
     ],
 )
 def test_list_reads_the_registries(what, names):

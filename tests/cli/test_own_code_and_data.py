@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(where, tmp_path):
 
 def test_compress_without_an_amount_names_the_options(tmp_path):
     assert (
-        "give one of --filters, --neurons, --heads, --rank, --weights"
+        "with one of --filters, --neurons, --heads, --rank, --weights"
         in sparsefw(tmp_path, "compress", ".", code=2).stderr
     )
 

@@ -40,7 +40,7 @@ def check(model: nn.Module, inputs: Any, expected: dict[str, tuple[int, str]]) -
     found = removable_channels(model, inputs)
     assert fingerprint(model) == before
     assert table(found) == expected
-    removable = [channels for channels in found if not channels.fixed]
+    removable = [channels for channels in found if not channels.obstacle]
     for seed in range(4 if removable else 0):
         generator = torch.Generator().manual_seed(seed)
         choice = {channels: some(channels, generator) for channels in removable}
@@ -51,11 +51,11 @@ def check(model: nn.Module, inputs: Any, expected: dict[str, tuple[int, str]]) -
 
 
 def some(channels: Channels, generator: torch.Generator) -> list[int]:
-    """As many channels from each block, at random, but not all."""
-    blocks = torch.as_tensor(channels.blocks)
-    per_block = channels.count // len(blocks.unique())
-    count = int(torch.randint(1, per_block, (), generator=generator))
-    order = [(blocks == b).nonzero().flatten() for b in blocks.unique()]
+    """As many channels from each group, at random, but not all."""
+    groups = torch.as_tensor(channels.groups)
+    per_group = channels.count // len(groups.unique())
+    count = int(torch.randint(1, per_group, (), generator=generator))
+    order = [(groups == b).nonzero().flatten() for b in groups.unique()]
     return sorted(
         int(i) for members in order for i in members[torch.randperm(len(members), generator=generator)][:count]
     )

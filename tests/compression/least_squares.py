@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsefw.compression.artifact.plan import Keep
 from sparsefw.compression.recovery import refit
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.structure.layers import set_weight
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def refitted(
     offset = layer.bias is not None if centred is None else centred
     refit.refit(
         dense,
-        [Cut(small, (), (), {} if rows is None else {"layer": rows}, write or put)],
+        [CutNetwork(small, (), (), {} if rows is None else {"layer": rows}, write or put)],
         ["layer"],
         Calibration(batches, CPU),
         lambda name: offset,

@@ -16,7 +16,7 @@ from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.export import export_onnx
 from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import tensors_of
-from sparsefw.compression.structure.layers import call
+from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.removal import removable_channels
 
 
@@ -109,7 +109,7 @@ def test_the_small_network_can_be_trained(architecture):
     """Also what only runs in training, such as auxiliary heads, fits the smaller network."""
     dense, inputs = built(architecture)
     small = compress(dense, example=inputs, **dict.fromkeys(set(architecture.kinds) - {WEIGHTS}, 0.3) or {WEIGHTS: 0.3})
-    results = [tensors_of(call(model.train(), inputs)) for model in (dense, small.model)]
+    results = [tensors_of(call_on_copy(model.train(), inputs)) for model in (dense, small.model)]
     assert [t.shape for t in results[0]] == [t.shape for t in results[1]]
     sum(t.float().square().mean() for t in results[1]).backward()
     gradients = [p.grad for p in small.model.parameters() if p.grad is not None]

@@ -14,7 +14,7 @@ from sparsefw import compress, load, recalibrate, save, save_elastic
 from sparsefw.compression import ArtifactError
 from sparsefw.compression.artifact.files import digest_of
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import call
+from sparsefw.compression.structure.layers import call_on_copy
 
 X = torch.randn(64, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -57,8 +57,8 @@ def test_layers_with_a_forward_or_hooks_of_their_own_are_not_refitted():
     plain, fitted = (compress(net, filters=0.25, calibration=[x], refit=refit) for refit in (False, True))
     assert relative_gap(net(x), fitted.model(x)) < 2 * relative_gap(net(x), plain.model(x))
     reasons = {u.layer: u.reason for u in fitted.plan.untouched}
-    assert "forward or hooks of its own" in reasons["0"]
-    assert "forward or hooks of its own" in reasons["2"]
+    assert "custom forward or hooks" in reasons["0"]
+    assert "custom forward or hooks" in reasons["2"]
 
 
 def test_low_rank_keeps_hooks():
@@ -66,7 +66,7 @@ def test_low_rank_keeps_hooks():
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
     net[2].register_forward_hook(lambda m, i, o: 5 * o)
     small = compress(net, rank=0.5, example=X)
-    assert {u.layer: u.reason for u in small.plan.untouched}["2"] == "Linear has a forward or hooks of its own"
+    assert {u.layer: u.reason for u in small.plan.untouched}["2"] == "Linear has a custom forward or hooks"
     assert small.model[2]._forward_hooks
 
 
@@ -140,7 +140,9 @@ def test_transformer_encoder_with_a_padding_mask_comes_back(tmp_path):
     small = compress(net, filters=0.5, example=example)
     save(small, tmp_path / "a")
     with torch.no_grad():
-        torch.testing.assert_close(call(load(tmp_path / "a", Encoder).model, example), call(small.model, example))
+        torch.testing.assert_close(
+            call_on_copy(load(tmp_path / "a", Encoder).model, example), call_on_copy(small.model, example)
+        )
 
 
 def test_one_value_per_channel_has_no_variance():

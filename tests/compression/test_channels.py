@@ -113,8 +113,8 @@ def test_groups_keep_equally_many_on_both_sides():
         c=nn.Conv2d(12, 4, 1),
     )
     found = check(model, image(), {"a.out b.in": (8, ""), "b.out c.in": (12, ""), "c.out": (4, OUTPUT)})
-    assert found[0].blocks == (0, 0, 1, 1, 2, 2, 3, 3)
-    assert found[1].blocks == (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)
+    assert found[0].groups == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert found[1].groups == (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)
 
 
 def test_groups_that_share_channels_unequally_fix_them():
@@ -124,7 +124,7 @@ def test_groups_that_share_channels_unequally_fix_them():
         b=nn.Conv2d(3, 4, 1),
         c=nn.Conv2d(8, 4, 1, groups=2),
     )
-    reason = "they fill the groups of c unequally"
+    reason = "they are spread unequally over the groups of c"
     check(model, image(), {"a.out c.in": (4, reason), "b.out c.in": (4, reason), "c.out": (4, OUTPUT)})
 
 
@@ -136,7 +136,7 @@ def test_groups_of_two_layers_that_differ_fix_the_channels():
         c=nn.Conv2d(8, 4, 1, groups=4),
     )
     found = removable_channels(model, image())
-    assert str(found[0].fixed) == "c groups them otherwise than another layer"
+    assert str(found[0].obstacle) == "c groups them differently from another layer"
 
 
 def test_groups_of_a_single_channel_have_none_to_spare():
@@ -188,7 +188,7 @@ def test_transposed_convolutions(groups):
         )
     ).eval()
     found = check(model, image(), {"0.out 2.in": (8, ""), "2.out 3.each 4.in": (12, ""), "4.out": (4, OUTPUT)})
-    assert found[1].blocks == ((0,) * 12 if groups == 1 else (0,) * 6 + (1,) * 6)
+    assert found[1].groups == ((0,) * 12 if groups == 1 else (0,) * 6 + (1,) * 6)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,6 @@ def test_modes_of_every_module_are_kept():
     before = {name: m.training for name, m in model.named_modules()}
     found = find_channels(model, torch.randn(2, 1, 8, 8))
     assert {name: m.training for name, m in model.named_modules()} == before
-    for edit in removal_edits(model, {channels: [0] for channels in found if not channels.fixed}):
+    for edit in removal_edits(model, {channels: [0] for channels in found if not channels.obstacle}):
         edit.apply(model)
     assert {name: m.training for name, m in model.named_modules()} == before

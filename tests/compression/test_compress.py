@@ -106,10 +106,10 @@ def test_nothing_asked_nothing_done():
 def test_without_calibration_a_note_says_that_statistics_are_old():
     small = compress(network(), filters=0.5, example=X)
     (reason,) = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
-    assert reason == "none was given: neither weights nor BatchNorm statistics were fitted to what is left"
+    assert reason == "none was given: neither the remaining weights nor BatchNorm statistics were fitted"
     small = compress(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), filters=0.5, example=torch.randn(2, 3))
     (reason,) = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
-    assert reason == "none was given: the weights were not fitted to what is left"
+    assert reason == "none was given: the remaining weights were not fitted"
     small = compress(network(), filters=0.5, calibration=[torch.cat(BATCHES * 2)])
     assert "calibration" not in [u.layer for u in small.plan.untouched]
 
@@ -134,7 +134,7 @@ def test_in_words():
     assert size.startswith("bytes ")
     assert rest == [
         "left as it is: 10: the model's output",
-        "note: calibration: none was given: neither weights nor BatchNorm statistics were fitted to what is left",
+        "note: calibration: none was given: neither the remaining weights nor BatchNorm statistics were fitted",
     ]
     met = str(compress(network(), target="params=0.3", example=X))
     assert met.startswith("removed: 50 % of the filters, for params=0.3\n")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compression.following import parity
-from compression.zoo import OUTPUT, Net, table, why_fixed
+from compression.zoo import OUTPUT, Net, obstacle_of, table
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.labels import Labels, compact
@@ -152,7 +152,7 @@ def test_followed(name):
 def test_left_with_a_reason(name):
     operation, reason = NOT[name]
     found = removable_channels(two_layers(operation), example())
-    rows = [(why_fixed(channels), site.layer) for channels in found for site in channels.writers]
+    rows = [(obstacle_of(channels), site.layer) for channels in found for site in channels.writers]
     assert {layer for _, layer in rows} == {"a", "b"}
     assert all(fixed == (reason if layer == "a" else OUTPUT) for fixed, layer in rows), rows
 
@@ -223,7 +223,7 @@ def test_attention_of_one_head_keeps_queries_and_keys(form):
         "o.in v.out": (4, ""),
         "o.out": (3, OUTPUT),
     }
-    values = next(channels for channels in found if not channels.fixed)
+    values = next(channels for channels in found if not channels.obstacle)
     assert parity(model, x, {values: [0, 2]}) <= 1e-5
 
 
@@ -252,7 +252,7 @@ def test_grouped_queries_of_several_heads_are_left():
 
     model = Net(run, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(8, 3))
     found = removable_channels(model, torch.randn(2, 5, 6))
-    assert {channels.name: why_fixed(channels) for channels in found} == {
+    assert {channels.name: obstacle_of(channels) for channels in found} == {
         "q": TWO_AXES, "k": TWO_AXES, "v": TWO_AXES, "o": OUTPUT,
     }  # fmt: skip
 

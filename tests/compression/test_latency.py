@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from compression.networks import unnormed as network
 from sparsefw.compression import compress, latency
-from sparsefw.compression.latency import Latency, Table, estimate, measure
+from sparsefw.compression.latency import Latency, LatencyTable, estimate, measure
 from sparsefw.compression.target import MOST, UnreachableError
 
 STEP = MOST / 2**14  # how finely the level is searched for
@@ -20,7 +20,7 @@ X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def share_of_latency(small: nn.Module, dense: nn.Module, example: Tensor) -> float:
-    table = Table(example.device)
+    table = LatencyTable(example.device)
     return estimate(small, example, table) / estimate(dense, example, table)
 
 
@@ -70,7 +70,7 @@ def test_layers_are_measured_once_and_kept_on_disk(clock, tmp_path):
     )
     assert share_of_latency(network(), network(), X) == 1.0
     assert len(clock) == 4
-    estimate(network(), X.repeat(2, 1, 1, 1), Table(X.device))  # other shapes are other measurements
+    estimate(network(), X.repeat(2, 1, 1, 1), LatencyTable(X.device))  # other shapes are other measurements
     assert len(clock) == 8
 
 
@@ -106,10 +106,10 @@ def test_without_a_writable_folder_layers_are_measured_every_time(clock, tmp_pat
 
 def test_the_path_of_the_table(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEFW_CACHE", str(tmp_path / "own"))
-    assert Table(X.device).path.parent == tmp_path / "own"
+    assert LatencyTable(X.device).path.parent == tmp_path / "own"
     monkeypatch.delenv("SPARSEFW_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert Table(X.device).path.parent == tmp_path / "xdg" / "sparsefw"
+    assert LatencyTable(X.device).path.parent == tmp_path / "xdg" / "sparsefw"
 
 
 def test_layers_that_differ_in_any_way_are_distinguished(clock):
@@ -126,7 +126,7 @@ def test_layers_that_differ_in_any_way_are_distinguished(clock):
         nn.ConvTranspose2d(4, 4, 3, stride=2),
         nn.ConvTranspose2d(4, 4, 3, stride=2, output_padding=1),
     ]
-    table = Table(x.device)
+    table = LatencyTable(x.device)
     for _ in range(2):
         for layer in layers:
             table.of(layer, x)
@@ -149,7 +149,7 @@ def test_a_layer_that_is_called_twice_takes_twice_as_long(clock):
             return self.layer(self.layer(x))
 
     net = Twice().train()
-    assert estimate(net, torch.randn(2, 4), Table(X.device)) == 32.0
+    assert estimate(net, torch.randn(2, 4), LatencyTable(X.device)) == 32.0
     assert net.layer.training
     assert not net.layer._forward_pre_hooks
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Thin
 from sparsefw.compression.structure.masks import global_masks, n_m_mask, share_of
-from sparsefw.geometry.select import first_k_mask
+from sparsefw.geometry.select import stable_top_k_mask
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +35,7 @@ def test_exactly_the_smallest_are_removed(values, data):
     """Whatever the ties, the zeros that are there and the tiny values."""
     x = torch.tensor(values, dtype=torch.float64)
     count = data.draw(st.integers(0, len(values)))
-    mask = first_k_mask(x, count)
+    mask = stable_top_k_mask(x, count)
     assert int(mask.sum()) == count
     if 0 < count < len(values):
         assert x[mask].min() >= x[~mask].max()
@@ -66,11 +66,11 @@ def test_tenths_that_floats_miss(removed, gone):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [10, 20_000])
 def test_of_equal_ones_the_first_stay(length, dtype):
-    mask = first_k_mask(torch.ones(length, dtype=dtype), 4)
+    mask = stable_top_k_mask(torch.ones(length, dtype=dtype), 4)
     assert mask.nonzero().flatten().tolist() == [0, 1, 2, 3]
     x = torch.zeros(length, dtype=dtype)
     x[5] = 1.0
-    assert first_k_mask(x, 3).nonzero().flatten().tolist() == [0, 1, 5]
+    assert stable_top_k_mask(x, 3).nonzero().flatten().tolist() == [0, 1, 5]
 
 
 # N of every M

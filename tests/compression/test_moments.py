@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Keep
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.moments import match_moments
 
 KINDS = {"filters": 0.4, "masked": 0.4, "rank": 0.7, "weights": 0.7}
@@ -83,7 +83,7 @@ def test_the_scale_stays_between_one_half_and_two():
     x = torch.randn(50, 3, dtype=torch.float64)
     x[:, 2] = 1.0
     wrapped, compact = nn.Sequential(dense), nn.Sequential(small)
-    match_moments(wrapped, Cut(compact, (), (), {}, lambda *_: before), ["0"], Calibration([x], x.device))
+    match_moments(wrapped, CutNetwork(compact, (), (), {}, lambda *_: before), ["0"], Calibration([x], x.device))
     torch.testing.assert_close(small.weight, before * torch.tensor([[2.0], [0.5], [1.0], [1.25], [1.0]]))
     with torch.no_grad():
         torch.testing.assert_close(compact(x).mean(0), wrapped(x).mean(0))

@@ -15,7 +15,7 @@ from compression.least_squares import by_hand, data, least_squares, normal, refi
 from sparsefw.compression.recovery import patches as patching
 from sparsefw.compression.recovery import refit
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.patches import choose_positions, patches
 from sparsefw.compression.recovery.refit import DEFAULT_RIDGE
 from sparsefw.compression.structure.layers import as_matrices, set_weight
@@ -199,7 +199,7 @@ def test_dead_inputs_keep_their_weights():
         set_weight(small[0], solution.weight)
         return solution.weight
 
-    refit.refit(dense, [Cut(small, (), (), {}, write)], ["0"], Calibration([x], CPU), lambda name: True)
+    refit.refit(dense, [CutNetwork(small, (), (), {}, write)], ["0"], Calibration([x], CPU), lambda name: True)
     torch.testing.assert_close(small[0].weight[:, 2], kept)
     torch.testing.assert_close(small(x), dense(x))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compression.least_squares import normal, refitted, ridge
 from sparsefw.compression.recovery import refit
-from sparsefw.compression.recovery.cut import Solution
+from sparsefw.compression.recovery.cut_network import Solution
 from sparsefw.compression.recovery.refit import RIDGES, Sums, best_rank, on_support
 
 CPU = torch.device("cpu")

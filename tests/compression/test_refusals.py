@@ -42,7 +42,10 @@ def test_a_text_that_is_not_a_pattern_is_refused(value):
         ({"round_to": True}, "round_to=True: must be"),
         ({"example": None}, "calibration="),
         ({"example": None, "calibration": []}, "calibration is empty"),
-        ({"filters": None}, "how much? give one of filters=, neurons=, heads=, rank=, weights= as the fraction"),
+        (
+            {"filters": None},
+            "give the fraction to remove, with one of filters=, neurons=, heads=, rank=, weights=, or a target",
+        ),
         ({"include": "layer*"}, "include='layer*' matches no layer"),
         ({"exclude": "head"}, "exclude='head' matches no layer"),
     ],
@@ -110,8 +113,8 @@ def test_a_model_that_cannot_be_copied():
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        ({"filters": 0.5, "by": "rank"}, "by='rank' names the kinds to remove for a target=, and there is none"),
-        ({"rank": 0.5, "form": "masked"}, "form='masked' is a way to remove filters, and none are asked for"),
+        ({"filters": 0.5, "by": "rank"}, "by='rank' names the kinds to remove for a target=; give target= too"),
+        ({"rank": 0.5, "form": "masked"}, "form='masked' removes filters, neurons or heads; give one of them"),
         ({"filters": 0.5, "refit": "yes"}, "refit='yes': must be True or False"),
         ({"filters": 0.5, "include": 3}, "include and exclude take names with * and ?, or a list of them, got 3"),
         ({"target": "latency=0.5", "by": "weights"}, "zeros stay in place, so latency cannot fall; use bytes="),

@@ -18,7 +18,7 @@ def test_by_hand():
     assert found["layers"] == {
         "0": {
             "filters": {"count": 3, "index": [0, 1, 2], "value": [4.0, 3.0, 0.0]},
-            "singular values": {"count": 2, "index": [0, 1], "value": [4.0, 3.0]},
+            "rank": {"count": 2, "index": [0, 1], "value": [4.0, 3.0]},
         }
     }
     assert found["left_out"] == {}
@@ -28,7 +28,7 @@ def test_by_hand():
     "layer", [nn.Conv2d(8, 12, 3), nn.Conv2d(8, 12, 3, groups=4), nn.ConvTranspose2d(6, 8, 2), nn.Conv1d(8, 4, 1)]
 )
 def test_singular_values_are_those_of_torch(layer):
-    found = spectra(layer)["layers"][""]["singular values"]
+    found = spectra(layer)["layers"][""]["rank"]
     outputs = layer.out_channels
     weight = layer.weight.transpose(0, 1) if isinstance(layer, nn.ConvTranspose2d) else layer.weight
     matrices = weight.reshape(layer.groups, outputs // layer.groups, -1)

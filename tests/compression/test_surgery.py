@@ -15,7 +15,7 @@ from compression.zoo import Net, awake
 from sparsefw.compression import compress
 from sparsefw.compression.structure.attention import PlainAttention, from_multihead, heads_of, plain_attention
 from sparsefw.compression.structure.channels import Channels, Side
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.compression.structure.removal import removable_channels, removal_edits, silence, without
 from sparsefw.compression.structure.surgery import keep, size, take, zero_filters
 
@@ -27,7 +27,7 @@ def _seed():
 
 def named(model: nn.Module, inputs: Any, *names: str) -> list[Channels]:
     found = {channels.name: channels for channels in removable_channels(model, inputs)}
-    assert not any(found[name].fixed for name in names)
+    assert not any(found[name].obstacle for name in names)
     return [found[name] for name in names]
 
 
@@ -379,10 +379,10 @@ def test_every_name_of_an_attention_block_is_replaced():
     model = Net(lambda m, x: m.two(m.one(x, x, x)[0], x, x)[0], one=shared, two=shared)
     x = torch.randn(2, 3, 8)
     with evaluating(model):
-        expected = call(model, x)
+        expected = call_on_copy(model, x)
     plain = plain_attention(copy.deepcopy(model))
     assert isinstance(plain.one, PlainAttention)
     assert plain.one is plain.two
     with evaluating(plain):
-        same(call(plain, x), expected, 1e-5)
+        same(call_on_copy(plain, x), expected, 1e-5)
     assert isinstance(plain_attention(nn.MultiheadAttention(8, 2)), PlainAttention)

@@ -147,7 +147,7 @@ def test_heads_are_rounded_by_their_channels():
     block = nn.TransformerEncoderLayer(48, 4, 64, batch_first=True)
     small = compress(block, filters=0.3, round_to=16, example=torch.randn(2, 5, 48))
     assert small.model.self_attn.num_heads == 4  # 3 heads would be 36 channels
-    assert ("self_attn", "has 48, no more than round_to=16 keeps") in [
+    assert ("self_attn", "has 48, and round_to=16 keeps all of them") in [
         (u.layer, u.reason) for u in small.plan.untouched
     ]
     assert str(small).startswith("removed: 23.5 % of the filters\n")  # 16 neurons of 64, and of 4 heads none
@@ -192,5 +192,5 @@ def test_rounding_that_leaves_nothing_to_remove_is_listed(how):
     small = compress(normed(), example=X, round_to=16, **how)
     stuck = {u.layer: u.reason for u in small.plan.untouched if "round_to=16" in u.reason}
     assert stuck == {
-        name: f"has {count}, no more than round_to=16 keeps" for name, count in {"0": 16, "3": 16, "8": 12}.items()
+        name: f"has {count}, and round_to=16 keeps all of them" for name, count in {"0": 16, "3": 16, "8": 12}.items()
     }

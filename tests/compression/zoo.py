@@ -24,7 +24,7 @@ from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import Channels, tensors_of
 from sparsefw.compression.structure.factorisation import truncate
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import as_matrices, call, evaluating, set_weight
+from sparsefw.compression.structure.layers import as_matrices, call_on_copy, evaluating, set_weight
 from sparsefw.compression.structure.removal import silence
 from sparsefw.models import build, import_torchvision
 
@@ -115,9 +115,9 @@ class Net(nn.Module):
         return self.run(self, *args, **kwargs)
 
 
-def why_fixed(channels: Channels) -> str:
+def obstacle_of(channels: Channels) -> str:
     """The text of the reason; empty for removable channels."""
-    return "" if channels.fixed is None else channels.fixed.text
+    return "" if channels.obstacle is None else channels.obstacle.text
 
 
 def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
@@ -129,7 +129,7 @@ def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
             for site in channels.sites
         )
         assert " ".join(sides) not in rows, sides
-        rows[" ".join(sides)] = (channels.count, why_fixed(channels))
+        rows[" ".join(sides)] = (channels.count, obstacle_of(channels))
     return rows
 
 
@@ -165,7 +165,7 @@ def attempt(dense: nn.Module, inputs: Any, **amounts: float) -> Trial:
 
 def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     with evaluating(model):
-        return tensors_of(call(model, inputs))
+        return tensors_of(call_on_copy(model, inputs))
 
 
 def share_removable(found: Sequence[Channels]) -> float:
@@ -174,7 +174,7 @@ def share_removable(found: Sequence[Channels]) -> float:
     def places(sets: Sequence[Channels]) -> int:
         return sum(len(slots) for channels in sets for site in channels.writers for slots in site.slots)
 
-    return places([channels for channels in found if not channels.fixed]) / max(1, places(found))
+    return places([channels for channels in found if not channels.obstacle]) / max(1, places(found))
 
 
 def image(size: int, batch: int = 2) -> Callable[[], Tensor]:

@@ -79,7 +79,7 @@ def test_equivariance():
         (lambda: geo.NMBall(3, 2), "N <= M"),
         (lambda: geo.LpBall(2, radius=0.0), "positive, finite"),
         (lambda: geo.LpBall(2, radius=math.nan), "positive, finite"),
-        (lambda: geo.GroupKSupportBall(9).lmo(torch.ones(4, 2)), "k=9 is more than the 4 magnitudes"),
+        (lambda: geo.GroupKSupportBall(9).lmo(torch.ones(4, 2)), "k=9 must be at most 4, the number of magnitudes"),
         (lambda: geo.GroupKSupportBall(1, labels=[0, 2]), "without gaps"),
         (lambda: geo.GroupKSupportBall(1, labels=[0, 1]).lmo(torch.ones(3)), "labels 2 entries, the tensor has 3"),
         (lambda: geo.GroupKSupportBall(1, axis=2).lmo(torch.ones(3, 3)), "axis 2 does not exist"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsefw.geometry.select import _PARTITION_FROM, first_k_mask, keep_top_k, top_k_mask
+from sparsefw.geometry.select import _PARTITION_FROM, keep_top_k, stable_top_k_mask, top_k_mask
 
 
 @pytest.mark.parametrize("count", [17, _PARTITION_FROM + 5])
@@ -38,8 +38,8 @@ def test_survives_compilation():
 def test_masks_have_exactly_k_and_agree_where_nothing_is_tied(k):
     m = torch.rand(3, 17, generator=torch.Generator().manual_seed(0))
     assert top_k_mask(m, k).sum(-1).tolist() == [k] * 3
-    assert torch.equal(top_k_mask(m, k), torch.stack([first_k_mask(row, k) for row in m]))
+    assert torch.equal(top_k_mask(m, k), torch.stack([stable_top_k_mask(row, k) for row in m]))
     assert torch.equal(top_k_mask(m, k), keep_top_k(m, k) > 0)
     assert top_k_mask(torch.ones(2, 17), k).sum(-1).tolist() == [k] * 2
-    assert first_k_mask(torch.ones(17), k).nonzero().flatten().tolist() == list(range(k))
-    assert not first_k_mask(torch.ones(17), 0).any()
+    assert stable_top_k_mask(torch.ones(17), k).nonzero().flatten().tolist() == list(range(k))
+    assert not stable_top_k_mask(torch.ones(17), 0).any()

@@ -90,7 +90,7 @@ def test_from_constraint_to_file(word, tmp_path):
     assert (line.kind, line.points[0].ratio) == (word, ratio)
     assert line.points[0].plain < line.dense
 
-    small = compress(model, calibration=batches, refit=False, **kind.request(ratio))
+    small = compress(model, calibration=batches, refit=False, **kind.compress_arguments(ratio))
     assert size_of(small.model) == line.points[0].plain
     assert (small.costs.parameters < small.dense.parameters) == kind.shrinks
     save(small, tmp_path / "small")
@@ -126,7 +126,7 @@ def test_from_recipe_to_page(word, tmp_path):
     sparsefw("train", "digits-vit-neurons", "-o", run, "--quiet", *sets)
     line = json.loads(sparsefw("curve", run, "--json", "--quiet"))
     assert line["kind"] == word
-    ((option, amount),) = kind_of(word).request(0.5).items()
+    ((option, amount),) = kind_of(word).compress_arguments(0.5).items()
     sparsefw("compress", run, f"--{option}", amount, "-o", tmp_path / "small", "--quiet")
     sparsefw("report", run, "-o", page)
     assert f"{kind_of(word).units} removed" in page.read_text().lower()
@@ -162,7 +162,7 @@ def test_patterns():
     assert kind_of("1:4").only_ratio == 0.75
     with pytest.raises(ValueError, match=r"2:4 removes 0\.5 of the weights, no other share"):
         curve(vit(), "2:4", [0.7], calibration=[images(4)], evaluate=lambda net: 0.0)
-    with pytest.raises(ValueError, match="by='2:4': it has one size only"):
+    with pytest.raises(ValueError, match="by='2:4': it removes a fixed share"):
         compress(vit(), target="bytes=0.5", by="2:4", example=images(2))
 
 

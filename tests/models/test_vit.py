@@ -85,7 +85,7 @@ def test_every_linear_layer_but_the_output_gets_a_region():
 def test_neurons_and_heads_are_removable_and_nothing_else():
     model = awake(small()).eval()
     channels = removable_channels(model, torch.randn(2, 3, 16, 16))
-    assert [(c.name, c.count) for c in channels if not c.fixed] == [
+    assert [(c.name, c.count) for c in channels if not c.obstacle] == [
         (f"blocks.{i}.{part}", count) for i in range(2) for part, count in (("attention", 4), ("mlp.0", 128))
     ]
 

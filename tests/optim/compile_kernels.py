@@ -20,26 +20,26 @@ TYPES = {
     " allowed needed bad counts work layers first_program program_count",
     "*i64": "gradients momenta weights rates tally table",
     "*fp32": "partial norms lr decay factor eta gained warm slices_of_p p basis small",
-    "*fp64": "radii scales progress figures sums wide",
-    "i32": "aligned pieces programs start",
+    "*fp64": "radii scales progress figures sums wide momentum_norms",
+    "i32": "aligned layout_mask pieces programs start",
     "fp32": "rho limit",
 }
 TYPE = {name: kind for kind, names in TYPES.items() for name in names.split()}
 PRODUCT = dict(TILE=products.TILE, INNER=32)
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
-    (elementwise.sfw_squares, dict(BLOCK=1024), {}),
-    (elementwise.sfw_verdict, dict(BLOCK=256), {}),
-    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=False, BLOCK=1024), {"decay": "fp32"}),
-    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=True, BLOCK=1024), {"decay": "fp32"}),
-    (elementwise.sfw_sgd, dict(MOMENTUM=False, NESTEROV=False, BLOCK=1024), {"decay": "fp32"}),
-    (elementwise.sfw_momentum, dict(BLOCK=1024), {}),
-    (elementwise.sfw_move_rows, dict(BLOCK=1024), {}),
+    (elementwise.sfw_squares, dict(SPAN=1024), {}),
+    (elementwise.sfw_verdict, dict(SPAN=256), {}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=False, SPAN=1024), {"decay": "fp32"}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=True, NESTEROV=True, SPAN=1024), {"decay": "fp32"}),
+    (elementwise.sfw_sgd, dict(MOMENTUM=False, NESTEROV=False, SPAN=1024), {"decay": "fp32"}),
+    (elementwise.sfw_momentum, dict(SPAN=1024), {}),
+    (elementwise.sfw_move_rows, dict(SPAN=1024), {}),
     *[(rows.sfw_choose_rows, dict(RULE=rule, ROWS=512), {}) for rule in (0, 1, 2, 3, 4, 7)],
-    (entries.sfw_entry_momentum, dict(BLOCK=entries.BLOCK), {}),
+    (entries.sfw_entry_momentum, dict(SPAN=entries.SPAN), {}),
     *[(entries.sfw_narrow_entries, dict(PASS=number), {}) for number in (0, 1, 2)],
-    *[(entries.sfw_count_entries, dict(PASS=number, BLOCK=entries.BLOCK), {}) for number in (1, 2)],
+    *[(entries.sfw_count_entries, dict(PASS=number, SPAN=entries.SPAN), {}) for number in (1, 2)],
     *[
-        (kernel, dict(FLAT=flat, BLOCK=entries.BLOCK, **rule), {})
+        (kernel, dict(FLAT=flat, SPAN=entries.SPAN, **rule), {})
         for flat in (False, True)
         for kernel, rule in [
             (entries.sfw_weigh_entries, {}),
@@ -49,11 +49,11 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     ],
     (products.sfw_project, PRODUCT, {}),
     (factors.sfw_gram, dict(TILE=products.TILE), {}),
-    (factors.sfw_factorise, dict(STEP=factors.STEP), {"lengths": "*fp64"}),
+    (factors.sfw_factorise, dict(STEP=factors.STEP), {}),
     (factors.sfw_basis, dict(TILE=products.TILE, STEP=factors.STEP), {}),
-    (products.sfw_coefficients, dict(HALF=True, **PRODUCT), {"lengths": "*fp64"}),
+    (products.sfw_coefficients, dict(HALF=True, **PRODUCT), {}),
     (factors.sfw_lead, dict(TILE=products.TILE), {}),
-    *[(factors.sfw_choose_directions, dict(RULE=rule), {"lengths": "*fp64"}) for rule in (2, 4)],
+    *[(factors.sfw_choose_directions, dict(RULE=rule), {}) for rule in (2, 4)],
     (products.sfw_move_directions, dict(HALF=True, **PRODUCT), {}),
 ]
 

@@ -187,7 +187,7 @@ def test_tied_weights_are_listed_once():
     ("what", "options", "message"),
     [
         ("filter", dict(k=0.2, w=1.0), "did you mean 'filters'"),
-        ("filters", dict(k=0.2), "give steps .*or w"),
+        ("filters", dict(k=0.2), "give steps, .*or w"),
         ("filters", dict(w=1.0), "give steps"),
         ("filters", dict(k=0.0, w=1.0), r"k=0.0 as a fraction must be in \(0, 1\]"),
         ("filters", dict(k=1.5, w=1.0), "write an int for a count"),

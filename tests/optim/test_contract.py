@@ -208,7 +208,7 @@ def test_a_group_given_another_region_enters_it():
     train(net, optimizer, range(3, 4))
     assert all(report.norm <= 1 + 1e-5 for report in optimizer.diagnostics())
     optimizer.param_groups[0]["region"] = geo.GroupKSupportBall(999)
-    with pytest.raises(ValueError, match="k=999 is more than"):
+    with pytest.raises(ValueError, match="k=999 must be at most"):
         train(net, optimizer, range(4, 5))
 
 

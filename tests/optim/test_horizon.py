@@ -106,7 +106,7 @@ def test_resumed_in_the_middle_it_goes_on_bit_for_bit(kind):
 def test_a_state_of_other_layers_is_refused():
     one, other = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Identity(), nn.Linear(4, 4))
     saved = SFW(constrain(one, "neurons", steps=9, report=None)).state_dict()
-    with pytest.raises(ValueError, match=r"param group 0 of the state_dict is of 0\.weight"):
+    with pytest.raises(ValueError, match=r"param group 0 of the state_dict contains 0\.weight, but not the same group"):
         SFW(constrain(other, "neurons", steps=9, report=None)).load_state_dict(saved)
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_list_of_parameters_is_named():
     for wrong in (None, 5, cnn()):
         with pytest.raises(TypeError, match=f"params must be those of constrain.*got {type(wrong).__name__}"):
             SFW(wrong)
-    with pytest.raises(ValueError, match="axes must be a list of 1 here"):
+    with pytest.raises(ValueError, match="axes must be a list with one axis for each tensor of a block, 1 here"):
         SFW([{"params": [nn.Parameter(torch.ones(3, 3))], "region": geo.GroupKSupportBall(1, 1.0), "axes": 5}])
 
 

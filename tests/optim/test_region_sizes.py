@@ -16,14 +16,14 @@ from sparsefw import SFW, Rule, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import Horizon, SFWWarning, Unscaled, initial_norm
 from sparsefw.optim.defaults import default_k, has_scale_free_convolutions
-from sparsefw.optim.radius import equilibrium_length
+from sparsefw.optim.radius import equilibrium_radius
 
 
 @pytest.mark.parametrize(("share", "rho"), [(0.002, 0.9), (0.01, 0.9), (0.01, 0.5), (0.01, 0.0)])
 def test_weights_under_noise_stay_as_long_as_they_are(share, rho):
     """White gradients, a constant share: E ||theta||^2 settles at the norm that the radius was made for."""
     given = 2.0
-    region = geo.LpBall(2, equilibrium_length(given, share, rho))
+    region = geo.LpBall(2, equilibrium_radius(given, share, rho))
     theta = gaussian((400,), 0)
     p = nn.Parameter(given * theta / theta.norm())
     optimizer = SFW([{"params": [p], "region": region, "rescale": Unscaled()}], lr=share, momentum=rho)
@@ -87,7 +87,7 @@ def test_a_layer_that_starts_at_zero_gets_a_usual_region():
         model[0].weight.zero_()
     zero = constrain(model, "neurons", steps=4000, report=None)[0]["region"].radius
     assert zero == pytest.approx(usual, rel=0.05)
-    assert zero == pytest.approx(equilibrium_length(initial_norm(model[0], "weight", model[0].weight), 0.005))
+    assert zero == pytest.approx(equilibrium_radius(initial_norm(model[0], "weight", model[0].weight), 0.005))
 
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -95,7 +95,7 @@ def test_a_layer_that_starts_at_zero_gets_a_usual_region():
             self.weight = nn.Parameter(torch.zeros(3, 3))
 
     with pytest.raises(
-        ValueError, match="weight: starts at zero, and nothing is known of a usual start: give the rule"
+        ValueError, match="weight: starts at zero, and its layer has no default initialisation: give the rule"
     ):
         constrain(Own(), lambda: geo.LpBall(2), steps=10, report=None)
 
@@ -158,9 +158,9 @@ def test_what_cannot_be_sized_is_refused_in_one_line():
     model = nn.Sequential(nn.Linear(4, 4))
     with torch.no_grad():
         model[0].weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"^0\.weight: holds NaN or inf before the first step$"):
+    with pytest.raises(ValueError, match=r"^0\.weight: contains NaN or inf before the first step$"):
         constrain(model, "neurons", steps=10, report=None)
-    with pytest.raises(ValueError, match=r"^0\.weight: is a lazy parameter without a shape yet"):
+    with pytest.raises(ValueError, match=r"^0\.weight: a lazy parameter has no shape yet"):
         constrain(nn.Sequential(nn.LazyLinear(4)), "neurons", steps=10, report=None)
 
 
@@ -172,7 +172,9 @@ def test_regions_depend_on_the_momentum_and_both_are_told_the_same():
     )  # of the length, by the formula; rounded up where weights would be outside
     assert sized[0.9][0]["region"].radius == pytest.approx(shrunk * sized[0.0][0]["region"].radius, rel=0.05)
     assert SFW(sized[0.0], momentum=0.0).param_groups[0]["momentum"] == 0.0
-    with pytest.raises(ValueError, match=r"momentum=0\.9, but regions were sized for 0: give constrain"):
+    with pytest.raises(
+        ValueError, match=r"momentum=0\.9, but the regions were sized for 0: pass the same value to constrain"
+    ):
         SFW(sized[0.0])
     with pytest.raises(ValueError, match=r"momentum must be a number of at least 0 and below 1, got 1\.5"):
         constrain(model, "filters", steps=1000, momentum=1.5, report=None)
@@ -262,3 +264,12 @@ def test_outputs_of_any_scale_can_be_learned():
         optimizer.step()
     with torch.no_grad():
         assert float((model(x) - y).var() / y.var()) < 0.2
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
+def test_weights_in_channels_last_that_are_larger_than_their_region_are_inside(kind):
+    model = nn.Sequential(*(nn.Conv2d(5, 5, 3) for _ in range(5))).to(memory_format=torch.channels_last)
+    groups = constrain(model, kind, k=1, steps=20, report=None)
+    for group in groups:
+        for _, p in group["params"] if group["region"] is not None else ():
+            assert bool(group["region"].contains(p.detach()))

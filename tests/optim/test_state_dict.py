@@ -81,15 +81,15 @@ def test_making_an_optimizer_for_trained_weights_does_not_touch_them(kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.clear(), "not a state_dict"),
-        (lambda s: s["param_groups"].pop(), "other param groups"),
-        (lambda s: s["param_groups"][0].pop("region"), "region is missing"),
-        (lambda s: s["param_groups"][0].update(region="ball"), "its region"),
-        (lambda s: s["param_groups"][0]["region"]["gauge"].update(k=99), "k=99 is more than"),
+        (lambda s: s.clear(), "not the state_dict of an optimizer"),
+        (lambda s: s["param_groups"].pop(), "the param groups of the state_dict differ"),
+        (lambda s: s["param_groups"][0].pop("region"), "is not one of SFW: it has no region"),
+        (lambda s: s["param_groups"][0].update(region="ball"), "region must be a dict or None, got a str"),
+        (lambda s: s["param_groups"][0]["region"]["gauge"].update(k=99), "k=99 must be at most"),
         (lambda s: s["param_groups"][0]["region"]["gauge"].update(type="Evil"), "unknown part"),
         (lambda s: s["param_groups"][0].update(lr=-3.0), "lr must be a finite number"),
         (lambda s: s["param_groups"][0].update(rescale={"type": "x"}), "unknown step-size rule"),
-        (lambda s: s["state"][0].update(momentum=torch.ones(2, 2)), "0.weight: has the shape"),
+        (lambda s: s["state"][0].update(momentum=torch.ones(2, 2)), "0.weight: its shape is"),
     ],
 )
 def test_state_dicts_that_do_not_fit_are_refused_whole(change, message):
@@ -108,5 +108,5 @@ def test_state_dicts_that_do_not_fit_are_refused_whole(change, message):
 
 def test_a_plain_sgd_state_is_refused():
     net = network()
-    with pytest.raises(ValueError, match="other param groups"):
+    with pytest.raises(ValueError, match="the param groups of the state_dict differ"):
         optimizer_of(net).load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())

@@ -11,7 +11,9 @@ from sparsefw.plotting.palette import LINE_COLOURS, line_styles
 
 def line(*values, level=None):
     y = [spread_of(seeds) for seeds in values]
-    return Line("SGD plain", "SGD", "plain", line_styles(["SGD"])["SGD"], False, {"ratio": [50.0, 200 / 3]}, y, level)
+    return Line(
+        "SGD plain", "SGD", "plain", line_styles({"SGD": "sgd"})["SGD"], False, {"ratio": [50.0, 200 / 3]}, y, level
+    )
 
 
 def test_a_line_without_seeds_has_no_band():

@@ -132,7 +132,7 @@ def test_more_methods_than_fit_get_a_legend(label, tmp_path):
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(names) == len(set(names)) == 26
     assert f"{label} plain" in names
-    assert len(set(line_styles(run.method for run in runs).values())) == 13
+    assert len(set(line_styles({run.method: run.method_name for run in runs}).values())) == 13
     draw_chart(curves_chart(compared(runs, "filters", "removed")), "macs").savefig(tmp_path / "x.png")
 
 

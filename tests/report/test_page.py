@@ -123,7 +123,7 @@ def test_the_data_of_the_slider(tmp_path):
         f"-o '{sfw}/small-filters-70'"
     )
     assert found["rows"][4][1] == [name, "not measured", "", "", "", "", ""]
-    assert "Measured with score l1, allocation as by default and score l2, allocation global." in page.text
+    assert "Measured with score l1, default allocation and score l2, global allocation." in page.text
 
 
 def test_commands_for_other_kinds(tmp_path):
@@ -148,11 +148,11 @@ def test_notes_say_what_is_not_alike(tmp_path):
     write_run(tmp_path / "r" / "again", {"name": "masked", "removed": 0.9}, curve(**SPARSE), epochs=30)
     page = Page(write_page(tmp_path / "p.html", *read_runs([tmp_path / "r"])).read_text())
     for note in (
-        "These networks were trained for 5 to 30 epochs (SGD 5, SparseFW 30, retrained 30): not for equally long.",
+        "These networks were trained for 5 to 30 epochs (SGD 5, SparseFW 30, retrained 30), not all equally long.",
         "Not all have the same number of seeds: SGD 2, SparseFW 1, retrained 1.",
         "Trained again after pruning, unlike the others: retrained.",
-        "Calibrated on 512 to 4,096 images: not on equally many.",
-        "Trained for 5 to 30 epochs: not for equally long.",
+        "Calibrated on 512 to 4,096 images, not all on equally many.",
+        "Trained for 5 to 30 epochs, not all equally long.",
     ):
         assert note in page.text
 

@@ -35,7 +35,7 @@ def test_what_failed_says_why(tmp_path):
 
 def test_a_file_is_no_run(tmp_path):
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"results.json: a file, where a run is a folder"):
+    with pytest.raises(RunFolderError, match=r"results.json: it is a file, and a run is a folder"):
         read_runs([tmp_path / "results.json"])
 
 
@@ -112,7 +112,7 @@ def test_how_a_curve_was_measured(tmp_path):
 def test_spectra(tmp_path):
     folder = write_spectra(write_run(tmp_path / "a"), conv=[2.0, 1.0])
     assert read_run(folder).record.spectra.layers == {
-        "conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "singular values": Spectrum(2, (0, 1), (1.0, 0.5))}
+        "conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "rank": Spectrum(2, (0, 1), (1.0, 0.5))}
     }
     (folder / "spectra.json").write_text('{"layers": {}, "left_out": {"fc": "its weights are not finite"}}')
     assert read_run(folder).problems == ("no spectrum of fc: its weights are not finite",)
@@ -161,7 +161,7 @@ def test_runs_below_a_folder_are_found_and_damaged_ones_listed(tmp_path):
         ("lost", "config.yaml is missing"),
         ("bare", "config.yaml has no method.name"),
         ("unknown", "run.json is missing"),
-        ("torn", "run.json does not say what the run is (KeyError: 'phase')"),
+        ("torn", "run.json is not the record of a run (KeyError: 'phase')"),
     }
 
 
@@ -178,7 +178,7 @@ def test_no_run_is_an_error_of_one_line(make, tmp_path):
         folder.mkdir()
     if make == "other":
         (folder / "certificate.json").write_text("{}")
-    with pytest.raises(RunFolderError, match=r"there: (no such folder|neither a run folder)") as caught:
+    with pytest.raises(RunFolderError, match=r"there: (no such folder|it is not a run folder)") as caught:
         read_runs([folder])
     assert "\n" not in str(caught.value)
     with pytest.raises(RunFolderError, match="not a run folder"):

@@ -17,7 +17,7 @@ from sparsefw.report import Table, read_runs, sections, write_files, write_page
 from sparsefw.report.contents import contents_of
 from sparsefw.report.payload import payload_of
 from sparsefw.report.sections import SECTIONS, sections_of
-from sparsefw.report.sections.section import Section, all_runs, each_comparison, each_task
+from sparsefw.report.sections.section import ReportSection, all_runs, each_comparison, each_task
 
 
 def of_another_task(folder):
@@ -40,13 +40,15 @@ def two_tasks(folder):
 
 
 def one_line():
-    line = Line("SGD", "SGD", "own", line_styles(["SGD"])["SGD"], True, {"x": [1.0, 2.0]}, [spread_of([7.25])] * 2)
+    line = Line(
+        "SGD", "SGD", "own", line_styles({"SGD": "sgd"})["SGD"], True, {"x": [1.0, 2.0]}, [spread_of([7.25])] * 2
+    )
     return Chart((line,), (Axis("x", "some axis"),), "some value", title="A title")
 
 
 def added(subjects, **more):
     """A section that no report has."""
-    return Section(
+    return ReportSection(
         name="extra",
         title=lambda subject: "What is <added>",
         subjects=subjects,
@@ -151,5 +153,5 @@ def test_every_section_has_a_name_of_its_own_and_every_chart_its_data(tmp_path):
 def test_every_section_is_in_the_list():
     names = [info.name for info in pkgutil.iter_modules(sections.__path__, f"{sections.__name__}.")]
     values = [value for name in names for value in vars(importlib.import_module(name)).values()]
-    for section in {value.name: value for value in values if isinstance(value, Section)}.values():
+    for section in {value.name: value for value in values if isinstance(value, ReportSection)}.values():
         assert section in SECTIONS, f"add the section {section.name!r} to SECTIONS in report/sections/__init__.py"

@@ -91,10 +91,10 @@ def test_a_family_is_listed_best_first(tmp_path):
     assert lines[0].split() == ["run", "method.k", "method.w", "dense", "mean", "50%", "60%", "70%", "80%", "90%"]
     assert lines[1].split() == ["k1w0.1", "1", "0.1", "96.00", "93.00", *["93.00"] * 5]
     assert lines[-1].split()[:6] == ["nan", "1", "9", "95.00", "0.00", "nan"]
-    assert family.note == "Runs without a curve on validation images, not among these: 1."
+    assert family.note == "Runs that are left out because they have no curve on validation images: 1."
     assert family.best.replace(NBSP, " ") == (
         "Best of 7 on validation images: method.k = 1, method.w = 0.1 (k1w0.1): "
-        "93.0 % in the mean over 50% to 90%, plain; dense 96.0 %."
+        "93.0 % on average over 50% to 90%, plain; dense 96.0 %."
     )
 
 
@@ -178,7 +178,7 @@ def test_what_was_retrained_is_not_said_to_be_not(tmp_path):
     first, second = comparison.series
     again = replace(first, retrained=True)
     assert "removed, after retraining: " in headline(replace(comparison, series=(again,)))
-    assert "removed, no retraining but where it is named: " in headline(replace(comparison, series=(again, second)))
+    assert "removed, no retraining unless named: " in headline(replace(comparison, series=(again, second)))
 
 
 def test_the_sentences(tmp_path):
@@ -188,7 +188,7 @@ def test_the_sentences(tmp_path):
         "70 % of the filters removed, no retraining: 96.2 % accuracy with SparseFW (dense 96.0 %), 19.4 % with SGD (97.5 %)"
     )
     assert refit_sentence(comparison).replace("\u00a0", " ") == (
-        "With what is left fitted in closed form to unlabelled images: 96.0 % accuracy with SparseFW, 93.7 % with SGD."
+        "With the remaining weights fitted in closed form to unlabelled images: 96.0 % accuracy with SparseFW, 93.7 % with SGD."
     )
 
 

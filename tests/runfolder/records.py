@@ -6,7 +6,6 @@ from sparsefw.runfolder import RunFacts, RunKind
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     ConstraintFigures,
-    CurvePoint,
     CurveRecord,
     CurveSettings,
     EnvironmentRecord,
@@ -14,6 +13,7 @@ from sparsefw.runfolder.schema import (
     EpochRecord,
     ModelRecord,
     ObservedFigures,
+    RecordedPoint,
     ResultRecord,
     RetrainingPhase,
     RetrainingRequest,
@@ -72,10 +72,13 @@ CURVE = CurveRecord(
     settings=CurveSettings("l2", "global", 512, refit=False),
     dense=58.0,
     size=Size(100.0, 1000.0, 400.0, 2.0),
-    points=(CurvePoint(0.5, 50.0, 55.0, Size(50.0, 300.0, 200.0, 1.0), 0.3), CurvePoint(0.9, 10.0, None, Size(), 0.8)),
+    points=(
+        RecordedPoint(0.5, 50.0, 55.0, Size(50.0, 300.0, 200.0, 1.0), 0.3),
+        RecordedPoint(0.9, 10.0, None, Size(), 0.8),
+    ),
 )
 SPECTRA = SpectraRecord(
-    {"conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "singular values": Spectrum(3, (0, 2), (1.0, 0.5))}},
+    {"conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "rank": Spectrum(3, (0, 2), (1.0, 0.5))}},
     {"fc": "its weights are not finite"},
 )
 REQUEST = RetrainingRequest("0123456789abcdef", 0.9, 5, "llr", 3)

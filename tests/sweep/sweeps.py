@@ -44,7 +44,7 @@ def begin_sweep(folder: Path, text: str = GRID, **options) -> Sweep:
 
 def finish_trials(sweep: Sweep, row: str, values: dict[str, float | Exception]) -> None:
     """Finish the configurations of a row with made-up validation figures, or failures."""
-    ledger = sweep.trials(row)
+    ledger = sweep.configuration_ledger(row)
     ledger.post(sweep.plan.jobs(row))
     with registered_worker(sweep.folder) as worker:
         while (claim := ledger.claim(worker)) is not None:
@@ -61,8 +61,8 @@ def finish_trials(sweep: Sweep, row: str, values: dict[str, float | Exception]) 
 
 def finish_finals(sweep: Sweep, row: str, dense: dict[int, float], plain: dict[int, list[float]]) -> None:
     """Finish the seeds of a row with made-up test figures."""
-    ledger = sweep.finals(row)
-    ledger.post(sweep.final_jobs(row))
+    ledger = sweep.seed_ledger(row)
+    ledger.post(sweep.seed_jobs(row))
     with registered_worker(sweep.folder) as worker:
         while (claim := ledger.claim(worker)) is not None:
             seed = claim.job.params["seed"]

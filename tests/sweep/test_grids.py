@@ -9,7 +9,7 @@ from sparsefw.cli import app
 from sparsefw.config_base import ConfigError
 from sparsefw.kinds import kind_of
 from sparsefw.methods import METHODS
-from sparsefw.sweep.grids import Grid, grid_names, load_grid
+from sparsefw.sweep.grids import Grid, grid_descriptions, load_grid
 from sparsefw.train.config import RunConfig
 
 # From the paper's appendix: k x w, strengths x trade-offs, ..., each with two weight decays.
@@ -42,7 +42,7 @@ def test_as_many_configurations_as_in_the_paper(name):
     assert {row: len(configs(grid, row)) for row in grid.methods} == CONFIGURATIONS[name]
 
 
-@pytest.mark.parametrize("name", grid_names())
+@pytest.mark.parametrize("name", grid_descriptions())
 def test_all_configurations_of_a_row_differ_in_the_varied_settings(name):
     grid = load_grid(name)
     for row in grid.methods:
@@ -149,5 +149,5 @@ def test_settings_of_nested_sections_are_varied(tmp_path):
 def test_a_value_that_is_twice_in_a_list_is_refused(tmp_path):
     text = "recipe: digits-resnet\nkind: filters\nat: [0.5]\nmethods:\n  SSL: {method: {name: ssl, strength: [5e-3, 5e-3]}}\n"
     (tmp_path / "twice.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"grid twice, SSL: method.strength: 0.005 is in its list twice"):
+    with pytest.raises(ConfigError, match=r"grid twice, SSL: method.strength: 0.005 is listed twice"):
         load_grid(str(tmp_path / "twice.yaml")).check()

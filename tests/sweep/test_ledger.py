@@ -19,7 +19,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from sparsefw.sweep import ledger as ledger_module
 from sparsefw.sweep import storage
 from sparsefw.sweep.jobs import MAX_DEATHS, Ending, TrainingProgress
-from sparsefw.sweep.locks import Worker, is_dead, registered_worker
+from sparsefw.sweep.locks import Worker, reap_if_dead, registered_worker
 from sweep.ledgers import ledger_in
 
 HERE = Path(__file__).parent
@@ -303,11 +303,11 @@ def test_settings_are_not_repeated_in_a_large_space(tmp_path, worker, monkeypatc
 
 def test_a_lock_shows_whether_its_worker_lives(tmp_path):
     with registered_worker(tmp_path) as worker:
-        assert not is_dead(worker.record)
+        assert not reap_if_dead(worker.record)
     gone = dead_worker(tmp_path)
-    assert is_dead(gone.record)
-    assert not is_dead({"lock": str(tmp_path / "not" / "here"), "host": socket.gethostname()})  # unknown
-    assert not is_dead({**dead_worker(tmp_path).record, "host": "elsewhere"})  # its lock may not be seen here
+    assert reap_if_dead(gone.record)
+    assert not reap_if_dead({"lock": str(tmp_path / "not" / "here"), "host": socket.gethostname()})  # unknown
+    assert not reap_if_dead({**dead_worker(tmp_path).record, "host": "elsewhere"})  # its lock may not be seen here
 
 
 def test_calls_are_repeated_until_the_database_answers(monkeypatch):

@@ -23,7 +23,7 @@ def test_the_reported_configuration_is_the_best_on_validation_images(tmp_path):
     sweep = begin_sweep(tmp_path, seeds=2)
     finish_trials(sweep, "SGD", {"0000": 50.0, "0001": 60.0})
     finish_trials(sweep, "SparseFW", {"0000": 80.0, "0001": 80.0})
-    assert sweep.final_jobs("SGD") == {
+    assert sweep.seed_jobs("SGD") == {
         "0001-seed-0": {"configuration": "0001", "seed": 0},
         "0001-seed-1": {"configuration": "0001", "seed": 1},
     }
@@ -44,9 +44,9 @@ def test_of_equal_configurations_the_first_is_chosen(tmp_path):
 
 def test_nothing_is_chosen_before_any_is_finished(tmp_path):
     sweep = begin_sweep(tmp_path)
-    sweep.trials("SGD").post(sweep.plan.jobs("SGD"))
+    sweep.configuration_ledger("SGD").post(sweep.plan.jobs("SGD"))
     assert sweep.chosen("SGD") is None
-    assert sweep.final_jobs("SGD") == {}
+    assert sweep.seed_jobs("SGD") == {}
     assert sweep_results(sweep)["rows"]["SGD"]["chosen"] is None
 
 
@@ -77,8 +77,8 @@ def test_a_worker_with_an_outdated_ledger_does_not_remove_the_best_network(tmp_p
     """Another worker finished the best configuration after this one read the ledger."""
     sweep = begin_sweep(tmp_path)
     finish_trials(sweep, "SGD", {"0000": 50.0, "0001": 60.0})
-    outdated = {name: job for name, job in sweep.trials("SGD").jobs().items() if name == "0000"}
-    sweep.trials("SGD").jobs = lambda: outdated
+    outdated = {name: job for name, job in sweep.configuration_ledger("SGD").jobs().items() if name == "0000"}
+    sweep.configuration_ledger("SGD").jobs = lambda: outdated
     sweep.remove_unneeded_models("SGD")
     assert (sweep.job_folder("SGD", "0001") / "model.safetensors").exists()
 
@@ -103,15 +103,15 @@ def test_settings_at_the_edge_of_the_grid_are_found():
 
 def test_nothing_is_chosen_while_a_configuration_is_unfinished(tmp_path):
     sweep = begin_sweep(tmp_path)
-    ledger = sweep.trials("SGD")
+    ledger = sweep.configuration_ledger("SGD")
     ledger.post(sweep.plan.jobs("SGD"))
     with registered_worker(sweep.folder) as worker:
         ledger.claim(worker).done(50.0, {})
-    assert sweep.finished_trials("SGD") is None
+    assert sweep.finished_configurations("SGD") is None
     sampled = begin_sweep(tmp_path / "b", sampler="tpe", trials=2, text=GRID.replace("[0.2, 0.3]", "0.2..0.3"))
     with registered_worker(sampled.folder) as worker:
-        sampled.trials("SparseFW").claim(worker).done(50.0, {})
-    assert sampled.finished_trials("SparseFW") is None  # one of two
+        sampled.configuration_ledger("SparseFW").claim(worker).done(50.0, {})
+    assert sampled.finished_configurations("SparseFW") is None  # one of two
 
 
 def test_networks_of_failed_configurations_are_kept_for_a_retry(tmp_path):

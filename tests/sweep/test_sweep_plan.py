@@ -39,9 +39,9 @@ def test_ranges_are_parsed():
     assert Range.of("1e-5..1e-2 log") == Range(1e-5, 1e-2, True)
     assert Range.of("2..9").integers
     assert Range.of("cosine") is None
-    with pytest.raises(ConfigError, match="must rise"):
+    with pytest.raises(ConfigError, match="the low end must be below the high end"):
         Range.of("0.5..0.1")
-    with pytest.raises(ConfigError, match="from above 0"):
+    with pytest.raises(ConfigError, match="above 0 for log"):
         Range.of("0..1 log")
 
 
@@ -72,11 +72,11 @@ def test_a_grid_becomes_one_job_per_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (GRID, {"sampler": "random"}, "how many configurations a row"),
+        (GRID, {"sampler": "random"}, "the number of configurations per row"),
         (GRID, {"trials": 3}, "a grid tries all of its configurations"),
         (GRID, {"sampler": "genetic", "trials": 3}, "sampler='genetic'"),
         (GRID, {"seeds": 0}, "seeds=0"),
-        (RANGES, {}, "SparseFW: a range has no end of values to try; add --sampler random"),
+        (RANGES, {}, "SparseFW: a range cannot be enumerated; add --sampler random"),
         (GRID, {"changes": ("data.validation=0",)}, "chosen on validation images"),
         (GRID, {"changes": ("train.epoch=3",)}, "SGD: .*epoch"),
         (
@@ -203,7 +203,7 @@ def test_grids_survive_json():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which grid?"),
+        ([], "give a GRID of"),
         (["nothing"], "there is no such grid"),
         (["filters-digits", "--rows", "SparseFv"], "did you mean 'SparseFW'"),
         (["filters-digits", "--join", "x.db"], "leave GRID out"),

@@ -16,7 +16,7 @@ SMALL = ["train.epochs=1", "data.batch_size=4", "data.validation=0", "engine.wor
 
 
 def test_a_classifier_becomes_the_backbone_of_a_pspnet(tmp_path):
-    """As the paper's CityScapes set-up starts. With a learning rate of next to nothing it stays what was loaded."""
+    """As the paper's Cityscapes set-up starts. With a learning rate of next to nothing it stays what was loaded."""
     write("cityscapes", tmp_path / "data", images=8)
     classifier = build("resnet18", classes=7, width=8)
     save_file(classifier.state_dict(), tmp_path / "classifier.safetensors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsefw.config_base import ConfigError
-from sparsefw.train import RunConfig, RunFolder, load_recipe, recipe_names, recipes
+from sparsefw.train import RunConfig, RunFolder, load_recipe, recipe_descriptions, recipes
 from sparsefw.train.facts import run_facts
 
 OWN = """
@@ -32,11 +32,11 @@ def line(call, *args, **kwargs) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", recipe_descriptions())
 def test_every_shipped_recipe_is_complete_says_what_it_is_about_and_survives_being_written(name, tmp_path):
     config = load_recipe(name)
     assert config.name == name
-    assert recipe_names()[name]
+    assert recipe_descriptions()[name]
     RunFolder(tmp_path).begin(config, run_facts(config, "accuracy"))
     assert RunFolder(tmp_path).config == config
 
@@ -226,7 +226,7 @@ def test_numbers_are_what_people_mean(text, value):
 
 def test_a_pattern_is_a_kind_and_has_no_k():
     assert load_recipe("digits-resnet-sgd", ["method.name=sparsefw", "method.kind=2:4"]).method.kind == "2:4"
-    assert "2:4 says itself how many may grow" in line(
+    assert "2:4 itself defines how many may grow" in line(
         load_recipe, "digits-resnet-sgd", ["method.name=sparsefw", "method.kind=2:4", "method.k=0.3"]
     )
 

@@ -12,12 +12,12 @@ from sparsefw.data import DATASETS
 from sparsefw.methods import SparseFW
 from sparsefw.models import MODELS
 from sparsefw.optim import constrain
-from sparsefw.train import RunFolder, fit, load_recipe, recipe_names
+from sparsefw.train import RunFolder, fit, load_recipe, recipe_descriptions
 from sparsefw.train.display import Display
 from sparsefw.train.recipes import SHIPPED
 from sparsefw.train.run import build_model
 
-RECIPES = sorted(recipe_names())
+RECIPES = sorted(recipe_descriptions())
 KINDS = ("sgd", "filters", "rank", "weights")
 # The paper's Section 4 and appendix: network's weights in millions, epochs, batch, weight decay; all with lr 0.1, momentum 0.9.
 PAPER = {
@@ -95,7 +95,7 @@ def test_every_file_of_recipes_is_loaded_by_these_tests():
 
 
 def test_every_recipe_says_what_it_is_about():
-    assert all(recipe_names().values())
+    assert all(recipe_descriptions().values())
     assert {config.model.name for config in map(load_recipe, RECIPES)} <= set(MODELS)
 
 

@@ -16,7 +16,7 @@ from sparsefw.methods.base import method_name
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 from sparsefw.train.engine import COMPILED_STEPS
-from sparsefw.train.recipes import load_recipe
+from sparsefw.train.recipes import baseline_of, load_recipe
 
 NOISE_BYTES = 2**27  # of random images
 MIN_NOISE_BATCHES = 4  # even where these are more bytes
@@ -49,7 +49,8 @@ ROWS = {
     for method in sorted(METHODS.values(), key=lambda method: method is not SGD)  # SGD first
     for form, settings in method.forms.items()
 }
-DEFAULT_ROWS = ("sgd", "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd")
+BASELINE_ROW = method_name(SGD)  # the row with which the others are compared
+DEFAULT_ROWS = (BASELINE_ROW, "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd")
 
 
 def choose_rows(text: str | None) -> list[str]:
@@ -70,7 +71,7 @@ def choose_rows(text: str | None) -> list[str]:
     for name in chosen:
         if name not in ROWS:
             raise ConfigError(f"--rows {name!r}{did_you_mean(name, ROWS)}; there are all, {', '.join(ROWS)}")
-    return [name for name in ROWS if name in chosen or name == "sgd"]
+    return [name for name in ROWS if name in chosen or name == BASELINE_ROW]
 
 
 def row_config(stem: str, row: MethodRow, data: Path | None, changes: Sequence[str]) -> RunConfig:
@@ -82,7 +83,7 @@ def row_config(stem: str, row: MethodRow, data: Path | None, changes: Sequence[s
         data: the folder with the data set; None: the environment variable SPARSEFW_DATA, or else random images.
         changes: of the recipe, such as "data.batch_size=64".
     """
-    config = load_recipe(f"{stem}-sgd", [*row.changes, *changes])
+    config = load_recipe(baseline_of(stem), [*row.changes, *changes])
     info = config.data.info()
     if info.make is not None or data is not None or os.environ.get(DATA_VARIABLE):
         return config

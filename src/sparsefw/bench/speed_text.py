@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsefw.bench.method_rows import BASELINE_ROW
 from sparsefw.bench.training_speed import STEADY
 
 
 def speeds_text(record: dict[str, Any]) -> str:
     """Return a table of images per second, their spread, and memory."""
     rows = record["rows"].values()
-    on_gpu = bool(record["rows"]["sgd"]["peak_bytes"])
+    on_gpu = bool(record["rows"][BASELINE_ROW]["peak_bytes"])
     width = max(len(row["label"]) for row in rows)
     lines = [
         f"{record['recipe']} on {record['engine']}",

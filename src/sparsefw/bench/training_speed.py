@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsefw.bench.method_rows import ROWS, image_shape, row_config
+from sparsefw.bench.method_rows import BASELINE_ROW, ROWS, image_shape, row_config
 from sparsefw.bench.step_times import StepTimes, time_training
 from sparsefw.config_base import ConfigError
 from sparsefw.environment import environment
 from sparsefw.train.config import RunConfig
-from sparsefw.train.recipes import recipe_names
+from sparsefw.train.recipes import baseline_of, recipe_descriptions
 
 STEADY = 0.1  # the largest change of the speed of SGD during a measurement that can be trusted
 
@@ -28,31 +28,32 @@ def measure_training_speed(
         data: the folder with the data set; None: the environment variable SPARSEFW_DATA, or else random images.
         seconds: how long to measure each row.
         changes: of the recipe, such as "data.batch_size=64".
-        rows: keys of ROWS, among them "sgd".
+        rows: keys of ROWS, among them BASELINE_ROW.
 
     Returns:
         A record that can be written as JSON: the rows of the table, and recipe, images, engine, hardware, versions and date.
     """
-    if f"{stem}-sgd" not in recipe_names():
+    if baseline_of(stem) not in recipe_descriptions():
         raise ConfigError(
             f"bench {stem!r}: needs a recipe with an sgd variant, named without it, such as digits-resnet"
         )
     configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
     measured: dict[str, list[StepTimes]] = {key: [] for key in rows}
-    for key in [*rows, "sgd"]:  # SGD twice, to notice a machine that changes its speed
+    for key in [*rows, BASELINE_ROW]:  # SGD twice, to notice a machine that changes its speed
         times = time_training(configs[key], data, seconds)
         measured[key].append(times)
         median = 1e3 * statistics.median(times.seconds)
         print(f"{stem}, {ROWS[key].label}: {median:.2f} ms/step", file=sys.stderr, flush=True)
     table = {key: _table_row(key, configs[key], measured[key]) for key in rows}
+    baseline = table[BASELINE_ROW]
     for row in table.values():
-        row["share"] = row["images_per_second"] / table["sgd"]["images_per_second"]
-        row["memory_share"] = row["peak_bytes"] / table["sgd"]["peak_bytes"] if row["peak_bytes"] else None
-    first, last = (statistics.median(times.seconds) for times in measured["sgd"])
+        row["share"] = row["images_per_second"] / baseline["images_per_second"]
+        row["memory_share"] = row["peak_bytes"] / baseline["peak_bytes"] if row["peak_bytes"] else None
+    first, last = (statistics.median(times.seconds) for times in measured[BASELINE_ROW])
     return {
         "recipe": stem,
-        **_image_facts(configs["sgd"]),
-        "engine": table["sgd"]["engine"],
+        **_image_facts(configs[BASELINE_ROW]),
+        "engine": baseline["engine"],
         "drift": last / first - 1,
         "rows": table,
         **environment(),

@@ -142,10 +142,10 @@ def _describe_method(name: str) -> Outcome:
 
 def _values_in_grids(method: str) -> dict[str, str]:
     """Return for every grid with the method the values of its settings that the grid tries."""
-    from sparsefw.sweep.grids import grid_names, load_grid
+    from sparsefw.sweep.grids import grid_descriptions, load_grid
 
     values: dict[str, str] = {}
-    for name in grid_names():
+    for name in grid_descriptions():
         for row in load_grid(name).methods.values():
             settings = [f"{key}={value}" for key, value in row.method.items() if key not in ("name", "kind")]
             if (
@@ -156,9 +156,9 @@ def _values_in_grids(method: str) -> dict[str, str]:
 
 
 def _list_grids() -> Outcome:
-    from sparsefw.sweep.grids import grid_names
+    from sparsefw.sweep.grids import grid_descriptions
 
-    return _list_names(grid_names())
+    return _list_names(grid_descriptions())
 
 
 def _describe_grid(name: str) -> Outcome:
@@ -187,9 +187,9 @@ def _list_regions() -> Outcome:
 
 
 def _list_recipes() -> Outcome:
-    from sparsefw.train import recipe_names
+    from sparsefw.train import recipe_descriptions
 
-    return _list_names(recipe_names())
+    return _list_names(recipe_descriptions())
 
 
 def _list_experiments() -> Outcome:

@@ -30,7 +30,7 @@ of test images."""
 NEXT_COMMANDS = {
     "sparsefw compress {run}/filters --filters 0.8 -o small --onnx": "another size, from the same training",
     "sparsefw train digits-resnet-weights": "another constraint",
-    "sparsefw list recipes": "CIFAR-10, ImageNet, CityScapes, ..., each with --data DIR",
+    "sparsefw list recipes": "CIFAR-10, ImageNet, Cityscapes, ..., each with --data DIR",
 }
 
 

@@ -43,5 +43,5 @@ def parse_amounts(options: Mapping[str, str | None], target: str | None) -> dict
     given = {kind: text for kind, text in options.items() if text is not None}
     if not given and target is None:
         names = ", ".join(f"--{kind}" for kind in options)
-        raise ValueError(f"how much? give one of {names}, the fraction to remove, or --target params=0.3")
+        raise ValueError(f"give the fraction to remove, with one of {names}, or --target params=0.3")
     return {kind: text if is_pattern(text) else parse_number(text, f"--{kind}") for kind, text in given.items()}

@@ -37,7 +37,9 @@ class SweepRequest:
     def plan(self) -> SweepPlan:
         """Return the requested plan; options that were not given have the defaults of SweepPlan."""
         if self.grid is None:
-            raise ConfigError("which grid? see `sparsefw list grids`; or --join the STORAGE of a sweep that was begun")
+            raise ConfigError(
+                "give a GRID of `sparsefw list grids`, or --join STORAGE to help with a sweep that was begun"
+            )
         grid = with_rows(load_grid(self.grid), self.rows)
         options = {
             "name": self.name or grid.name,
@@ -65,7 +67,7 @@ class SweepRequest:
             "--grace": self.grace,
         }
         if given := [name for name, value in planned.items() if value is not None]:
-            raise ConfigError(f"--join takes the plan from the sweep that was begun: leave {', '.join(given)} out")
+            raise ConfigError(f"--join takes the plan from the storage: leave {', '.join(given)} out")
 
 
 def with_rows(grid: Grid, rows: str | None) -> Grid:
@@ -124,7 +126,7 @@ def run_requested_sweep(
     log = (lambda line: None) if quiet else print_status
     if retry:
         for row in sweep.plan.rows:
-            for ledger in (sweep.trials(row), sweep.finals(row)):
+            for ledger in (sweep.configuration_ledger(row), sweep.seed_ledger(row)):
                 for name in ledger.retry_failed():
                     log(f"{row} {name}: trying again")
     workers = default_workers() if workers is None else workers

@@ -15,19 +15,19 @@ def results_text(results: Mapping[str, Any], folder: Path) -> str:
     """Return the tables of a sweep's results, with notes on incomplete rows and failures."""
     rows = results["rows"]
     seeds = results["seeds"]
-    over = "of one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
+    spread = "of one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
     lines = [
-        f"{results['sweep']}: {results['kind']} masked, nothing retrained; test figures in %, {over},\n"
-        "of the ONE configuration per row that has the best mean validation figure over all ratios",
+        f"{results['sweep']}: {results['kind']} masked, nothing retrained; test figures in %, {spread},\n"
+        "of the one configuration per row with the best mean validation figure over all ratios",
         results_table(results).text(),
         "the same networks, physically smaller (which removes more in residual networks) and refitted in closed form:",
         results_table(results, "removed_refit").text(),
     ]
     for name, row in rows.items():
         if row.get("test") and len(row["test"]["seeds"]) < seeds:
-            lines.append(f"{name}: over {len(row['test']['seeds'])} of {seeds} seeds only")
+            lines.append(f"{name}: only {len(row['test']['seeds'])} of {seeds} seeds")
     if any(row.get("edges") for row in rows.values()):
-        lines.append("*: the smallest or largest value that was tried; a wider grid might do better")
+        lines.append("*: the smallest or largest value tried; a wider grid might do better")
     for name, row in rows.items():
         lines += [f"failed: {name} {job}: {error}" for job, error in row["failed"].items()]
     if any(row["failed"] for row in rows.values()):

@@ -1,6 +1,6 @@
 """Allocation: how much each layer loses.
 
-Every rule maps one number, the level, to the number of magnitudes that each layer keeps. Level 0 keeps all, and a higher level
+Every rule maps one number, the level, to the number of units that each layer keeps. Level 0 keeps all, and a higher level
 never keeps more anywhere. A ratio, a budget of parameters, MACs, bytes or milliseconds, and an accuracy to hold are then the
 same problem: find the level (target.py).
 
@@ -21,22 +21,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefw.compression.bisection import bisect
 from sparsefw.compression.structure.masks import share_of
-from sparsefw.geometry.select import smallest_k
+from sparsefw.geometry.select import smallest_k_indices
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One layer or one set of channels.
+class UnitSet:
+    """The units that one layer, or one set of channels, can lose.
 
-    magnitudes   one number for each thing that can be removed
-    blocks       the magnitudes form this many equal blocks, in each of which the same number is kept
-    width        how many channels each magnitude stands for, such as those of a head; counts of channels are rounded
+    magnitudes   one number per unit
+    groups       the units form this many groups of equal size, each of which keeps the same number
+    width        how many channels a unit has: those of a head, or one; numbers of channels are rounded
     """
 
     name: str
     magnitudes: Tensor = field(compare=False)
-    blocks: int = 1
+    groups: int = 1
     width: int = 1
 
     @property
@@ -44,63 +45,63 @@ class Unit:
         return len(self.magnitudes)
 
     def rounded(self, kept: int, round_to: int) -> int:
-        """Return the nearest number that can be kept: a multiple of round_to in each block, at least one, at most all.
+        """Return the nearest number that can be kept: a multiple of round_to in each group, at least one, at most all.
 
-        >>> Unit("conv", torch.ones(10)).rounded(6, round_to=4)
+        >>> UnitSet("conv", torch.ones(10)).rounded(6, round_to=4)
         8
         """
-        per_block = self.count // self.blocks
-        wanted = kept / self.blocks
-        step = max(1, round_to // math.gcd(round_to, self.blocks * self.width))
-        return self.blocks * min(per_block, max(min(step, per_block), math.floor(wanted / step + 0.5) * step))
+        per_group = self.count // self.groups
+        wanted = kept / self.groups
+        step = max(1, round_to // math.gcd(round_to, self.groups * self.width))
+        return self.groups * min(per_group, max(min(step, per_group), math.floor(wanted / step + 0.5) * step))
 
 
 class Allocation(ABC):
     @abstractmethod
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        """Return how many magnitudes each unit keeps at this level, before rounding; never more at a higher level."""
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
+        """Return how many units each set keeps at this level, before rounding; never more at a higher level."""
 
 
 class Uniform(Allocation):
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        return [unit.count - round(level * unit.count) for unit in units]
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
+        return [units.count - round(level * units.count) for units in sets]
 
 
 class Global(Allocation):
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        relative = [unit.magnitudes.double() / unit.magnitudes.double().mean().clamp(min=1e-300) for unit in units]
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
+        relative = [units.magnitudes.double() / units.magnitudes.double().mean().clamp(min=1e-300) for units in sets]
         magnitudes = torch.cat(relative)
         stays = torch.ones(len(magnitudes), dtype=torch.bool)
-        stays[smallest_k(magnitudes, share_of(level, len(magnitudes)))] = False
-        return [int(mask.sum()) for mask in stays.split([unit.count for unit in units])]
+        stays[smallest_k_indices(magnitudes, share_of(level, len(magnitudes)))] = False
+        return [int(mask.sum()) for mask in stays.split([units.count for units in sets])]
 
 
 class Energy(Allocation):
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
         counts = []
-        for unit in units:
-            ascending = unit.magnitudes.double().square().sort().values
+        for units in sets:
+            ascending = units.magnitudes.double().square().sort().values
             lost = ascending.cumsum(0)
-            counts.append(unit.count - int((lost <= level * lost[-1]).sum()))
+            counts.append(units.count - int((lost <= level * lost[-1]).sum()))
         return counts
 
 
 class Worst(Allocation):
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
-        return [int((unit.magnitudes > level * unit.magnitudes.max()).sum()) for unit in units]
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
+        return [int((units.magnitudes > level * units.magnitudes.max()).sum()) for units in sets]
 
 
 @dataclass(frozen=True)
 class Sensitivity(Allocation):
-    """damage[name]: pairs of a ratio and the change of the output with only that unit compressed."""
+    """damage[name]: pairs of a ratio and the change of the output with that ratio removed from this set alone."""
 
-    damage: dict[str, list[tuple[float, float]]]
+    damage: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def kept(self, units: Sequence[Unit], level: float) -> list[int]:
+    def kept(self, sets: Sequence[UnitSet], level: float) -> list[int]:
         changes = [change for pairs in self.damage.values() for _, change in pairs]
         largest = max((change for change in changes if math.isfinite(change)), default=0.0)  # never NaN or inf outputs
-        ratios = [_ratio_at(self.damage[unit.name], level * largest) for unit in units]
-        return [unit.count - math.floor(ratio * unit.count + 1e-9) for unit, ratio in zip(units, ratios, strict=True)]
+        ratios = [_ratio_at(self.damage[units.name], level * largest) for units in sets]
+        return [units.count - math.floor(ratio * units.count + 1e-9) for units, ratio in zip(sets, ratios, strict=True)]
 
 
 def _ratio_at(pairs: list[tuple[float, float]], allowed: float) -> float:
@@ -120,8 +121,8 @@ ALLOCATIONS: dict[str, Callable[[], Allocation]] = {
     "global": Global,
     "energy": Energy,
     "worst": Worst,
+    "sensitivity": Sensitivity,  # its damage is measured once the sets are known
 }
-SENSITIVITY = "sensitivity"
 
 
 def smallest_level(enough: Callable[[float], bool], steps: int = 30) -> float | None:
@@ -134,8 +135,4 @@ def smallest_level(enough: Callable[[float], bool], steps: int = 30) -> float | 
         return 0.0
     if not enough(1.0):
         return None
-    low, high = 0.0, 1.0
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect(enough, 0.0, 1.0, steps)[1]

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from sparsefw.compression.metric import as_number
 from sparsefw.kinds import KINDS, WEIGHTS, Kind, is_pattern, kind_of
+from sparsefw.scalars import is_number
 from sparsefw.text import did_you_mean
 
 Amounts = Mapping[Kind, float]  # kind -> the fraction to remove
@@ -49,7 +50,7 @@ def ratio_of(name: str, value: Any) -> float:
     >>> ratio_of("filters", 0)
     0.0
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"{name}={value!r}: the fraction to remove must be in [0, 1)")
     return float(value)
 

@@ -182,7 +182,7 @@ def compress(
     amounts = amounts_of(removed, list(inspect.signature(compress).parameters))
     goal = None if target is None else Target.parse(target)
     if goal is None and by is not None:
-        raise ValueError(f"by={by!r} names the kinds to remove for a target=, and there is none")
+        raise ValueError(f"by={by!r} names the kinds to remove for a target=; give target= too")
     driven = () if goal is None else _driven(FILTERS.name if by is None else by, amounts)
     _check_request(settings, amounts, goal, driven, evaluate)
     pipeline = Pipeline(model, settings)
@@ -208,7 +208,7 @@ def compress(
     if removes_channels and not small.parity < LARGEST_PARITY_GAP:
         raise ValueError(
             f"removing these channels is not the same as silencing them (outputs differ by {small.parity:.2g}): "
-            "the model computes with their number; exclude the layers that do"
+            "the model depends on the number of channels; exclude the layers that cause this"
         )
     return small
 
@@ -218,7 +218,7 @@ def _driven(by: str | Sequence[str], amounts: Amounts) -> tuple[Kind, ...]:
     kinds = tuple(map(kind_of, (by,) if isinstance(by, str) else by))
     for kind in kinds:
         if kind.only_ratio is not None:
-            raise ValueError(f"by={kind.name!r}: it has one size only, so it meets no target")
+            raise ValueError(f"by={kind.name!r}: it removes a fixed share, so no target can be met by it")
         if kind in amounts:
             raise ValueError(
                 f"{kind.name}= and target= both set how much of the {kind.name} is removed: give one, or another by="
@@ -235,10 +235,10 @@ def _check_request(
 ) -> None:
     """Refuse requests that contradict themselves, before any work is done."""
     if settings.form == MASKED and not any(kind.of_channels for kind in (*amounts, *driven)):
-        raise ValueError("form='masked' is a way to remove filters, and none are asked for")
+        raise ValueError("form='masked' removes filters, neurons or heads; give one of them")
     if not amounts and goal is None:
         words = ", ".join(f"{name}=" for name in KINDS)
-        raise ValueError(f"how much? give one of {words} as the fraction to remove, or a target such as 'params=0.3'")
+        raise ValueError(f"give the fraction to remove, with one of {words}, or a target such as 'params=0.3'")
     is_drop = goal is not None and goal.metric == DROP
     if is_drop and evaluate is None:
         raise ValueError("target drop= needs evaluate=, a function from a model to the metric that may fall")

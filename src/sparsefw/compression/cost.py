@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compression.artifact.packing import packed_bytes
 from sparsefw.compression.recovery.calibration import batch_size
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {
@@ -55,7 +55,7 @@ def macs(model: nn.Module, example: Any) -> int:
         for p in trainable:  # torch's counter follows the gradients of modules that are given a view of a parameter
             p.requires_grad_(False)
         with evaluating(model), FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
-            call(model, example)
+            call_on_copy(model, example)
     finally:
         for p in trainable:
             p.requires_grad_(True)

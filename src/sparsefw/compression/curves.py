@@ -138,7 +138,7 @@ def curve(
             pipeline.recover(dense, [cut], refit=False)
             value = metric(cut.model)
         except NotFiniteError:
-            value = math.nan  # with so little left nothing can be computed
+            value = math.nan  # too few units are left to compute finite outputs
         size = costs(cut.model, example) if sized else None
         milliseconds = measure(cut.model, example).median if latency else None
         points.append(CurvePoint(ratio, value, None, lost, size, milliseconds))

@@ -21,7 +21,7 @@ from sparsefw.compression.recovery.calibration import batch_size
 from sparsefw.compression.structure.layers import (
     AnyConv,
     call,
-    call_on,
+    call_on_copy,
     cloned,
     evaluating,
     first_input,
@@ -82,7 +82,7 @@ def measure(
         label = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
         def once() -> Any:
-            return call_on(model, inputs)
+            return call(model, inputs)
 
     with evaluating(model):
         times = repeat(once, seconds, device)
@@ -130,7 +130,7 @@ def repeated(example: Any, batch: int) -> Any:
     )  # torch.cat keeps the memory format
 
 
-class Table:
+class LatencyTable:
     """Latencies of single layers on this device, cached on disk: a layer is measured once per shape and machine."""
 
     def __init__(self, device: torch.device) -> None:
@@ -179,7 +179,7 @@ def _describe(layer: Any) -> str:
     return f"{type(layer).__name__} {' '.join(map(str, parts))}"
 
 
-def estimate(model: nn.Module, example: Any, table: Table) -> float:
+def estimate(model: nn.Module, example: Any, table: LatencyTable) -> float:
     """Return the sum of the latencies of all convolutions and linear layers, each on its actual input."""
     total = 0.0
 
@@ -195,5 +195,5 @@ def estimate(model: nn.Module, example: Any, table: Table) -> float:
 
     busy: list[bool] = []  # measuring a layer calls it, and this hook, again
     with evaluating(model), hooks(model, make):
-        call(model, example)
+        call_on_copy(model, example)
     return total

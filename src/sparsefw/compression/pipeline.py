@@ -1,8 +1,8 @@
-"""The pipeline: the way of a network to a smaller one.
+"""The pipeline: the steps from a network to a smaller one.
 
 prepare    a private copy, attention made of plain layers, statistics recomputed
 then for every kind that is asked for, each on the result of the one before:
-    stage      which units each layer has to lose                         kinds/
+    stage      which units each layer can lose                            kinds/
     counts     how many of them stay, for a ratio                         allocate.py
     cut        a copy without the others                                  structure/
     recover    weights fitted in closed form, or moments; statistics      recovery/
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY, smallest_level
+from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity, smallest_level
 from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Plan, Unfuse, Untouched
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
@@ -27,7 +27,7 @@ from sparsefw.compression.progress import shown
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, run
-from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
@@ -102,7 +102,7 @@ class Pipeline:
             model = cut.model
         if edits:
             untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
-        shares = {word: share for kind in removed for word, share in kind.request(removed[kind]).items()}
+        shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
         plan = Plan((*self.unfused, *edits), tuple(untouched), {"removed": shares})
         return copy.deepcopy(model) if model is self.dense else model, plan
 
@@ -115,29 +115,27 @@ class Pipeline:
         return self._stages[kind, others]
 
     def _make_stage(self, kind: Kind, model: nn.Module, others: frozenset[Kind]) -> Stage:
-        name = self.settings.allocation
-        by_sensitivity = name == SENSITIVITY
-        allocation = ALLOCATIONS[kind.allocation if name is None or by_sensitivity else name]()
+        allocation = ALLOCATIONS[self.settings.allocation or kind.allocation]()
         request = StageRequest(kind, model, self.example, self.calibration, self.settings, allocation, others)
         stage = stage_for(request)
-        if not stage.units and model is self.dense:
+        if not stage.unit_sets and model is self.dense:
             reasons = "; ".join(f"{entry.layer}: {entry.reason}" for entry in stage.untouched[:3])
             none = f"there is no {stage.layer_word} among those chosen by include/exclude"
             raise ValueError(f"there is nothing to compress by {kind.name}: {reasons or none}")
-        if by_sensitivity and stage.units:
+        if isinstance(allocation, Sensitivity) and stage.unit_sets:
             inputs = self.example if self.calibration is None else next(iter(self.calibration))
             stage.allocation = measure_sensitivity(stage, inputs)
         return stage
 
     def counts(self, stage: Stage, ratio: float) -> list[int]:
-        """Return how many of each unit stay if `ratio` of all are removed."""
+        """Return how many units of each set stay if `ratio` of all units are removed."""
         if stage.has_one_size or isinstance(stage.allocation, stage.by_ratio):
             return stage.counts(ratio)
         largest = stage.removed_share(stage.counts(1.0))
         level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, largest) - 1e-9)
         return stage.counts(1.0 if level is None else level)
 
-    def recover(self, dense: nn.Module, cuts: Sequence[Cut], refit: bool | None = None) -> list[Untouched]:
+    def recover(self, dense: nn.Module, cuts: Sequence[CutNetwork], refit: bool | None = None) -> list[Untouched]:
         """Recover cuts of one model, in place; return notes. `refit` overrides the setting."""
         fitting = self.settings.refit if refit is None else refit
         return recover(dense, cuts, self.example, self.calibration, fitting, self.progress)
@@ -167,7 +165,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _unfused(model: nn.Module, dense: nn.Module) -> list[Unfuse]:
-    """Return an edit for every attention block of the model that is made of plain layers in its copy."""
+    """Return an edit for every attention module that is made of plain layers in the copy."""
     return [
         Unfuse(name)
         for name, module in model.named_modules()

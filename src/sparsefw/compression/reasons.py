@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-NOTE = True  # the layer was compressed, and there is something to know about it
+NOTE = True  # the layer was compressed, and the text says how that differs from the request
 
 
 class Cause(Enum):
@@ -16,14 +16,14 @@ class Cause(Enum):
 
     # The user's choice.
     EXCLUDED = "excluded"
-    TOO_FEW_FOR_MULTIPLE = "has {count}, no more than round_to={multiple} keeps"
+    TOO_FEW_FOR_MULTIPLE = "has {count}, and round_to={multiple} keeps all of them"
 
     # How the model uses the layer.
     OUTPUT = "the model's output"
     NEVER_CALLED = "never called as a layer: unused, or its weight is used directly"
     NOT_CALLED_ITSELF = "never called by itself"
     SEVERAL_NAMES = "the model knows it by several names"
-    OWN_FORWARD = "{type} has a forward or hooks of its own"
+    OWN_FORWARD = "{type} has a custom forward or hooks"
     UNKNOWN_TYPE = "{type} is not a layer that is compressed"
 
     # Where its weight comes from.
@@ -53,9 +53,9 @@ class Cause(Enum):
     TAKEN_APART = "taken apart by position"
 
     # The groups of grouped convolutions.
-    IN_SEVERAL_GROUPS = "one channel lies in several groups of {layer}"
-    UNEQUAL_GROUPS = "they fill the groups of {layer} unequally"
-    GROUPED_DIFFERENTLY = "{layer} groups them otherwise than another layer"
+    IN_SEVERAL_GROUPS = "one channel is in several groups of {layer}"
+    UNEQUAL_GROUPS = "they are spread unequally over the groups of {layer}"
+    GROUPED_DIFFERENTLY = "{layer} groups them differently from another layer"
     ONLY_ONE = "the only one"
     ONLY_ONE_OF_GROUP = "the only one of its group"
 
@@ -69,15 +69,15 @@ class Cause(Enum):
 
     # Notes.
     NEARLY_EMPTY = "nearly empty: {nonzero} of {count} weights left", NOTE
-    NO_CALIBRATION = "none was given: the weights were not fitted to what is left", NOTE
+    NO_CALIBRATION = "none was given: the remaining weights were not fitted", NOTE
     NO_CALIBRATION_FOR_NORMS = (
-        "none was given: neither weights nor BatchNorm statistics were fitted to what is left",
+        "none was given: neither the remaining weights nor BatchNorm statistics were fitted",
         NOTE,
     )
     FEW_INPUTS = "only {count} inputs, too few to fit weights and statistics well: give some hundred", NOTE
     NOT_FITTED_CALLED_TWICE = "not fitted: used more than once", NOTE
     NOT_FITTED_SHARED = "not fitted: shares its weight", NOTE
-    NOT_FITTED_OWN_FORWARD = "not fitted: has a forward or hooks of its own", NOTE
+    NOT_FITTED_OWN_FORWARD = "not fitted: has a custom forward or hooks", NOTE
     NOT_FITTED_TRANSPOSED = "not fitted: transposed", NOTE
 
     def __init__(self, text: str, is_note: bool = False) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.recovery.calibration import Calibration, add_over_ranks, run
+from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.batchnorm_pairs import norms_behind
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.layers import (
@@ -94,10 +95,11 @@ def rows_of(layer: nn.Module) -> Tensor:
 def _over_writers(model: nn.Module, channels: Channels, score: Callable[[str, Tensor], Tensor]) -> Tensor:
     parts = []
     for site in channels.writers:
-        module: Any = model.get_submodule(site.layer)
+        module = model.get_submodule(site.layer)
         if site.side == Side.HEADS:
-            projection = module.proj.weight.detach()
-            values = score(site.layer, projection.t().reshape(int(module.num_heads), -1)).double().cpu()
+            attention = known_attention(module)
+            weight = weight_of(module.get_submodule(attention.projection)).detach()
+            values = score(site.layer, weight.t().reshape(attention.heads, -1)).double().cpu()
         else:
             values = score(site.layer, rows_of(module)).double().cpu()
         parts.append(_per_channel(site, values))

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict, TypeVar
 
-from sparsefw.compression.allocate import ALLOCATIONS, SENSITIVITY
+from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.progress import Progress, check_progress
 from sparsefw.compression.score import SCORES
 from sparsefw.compression.structure.layers import is_chosen
+from sparsefw.scalars import is_int
 from sparsefw.text import did_you_mean
 
-REMOVED, MASKED = "removed", "masked"
+REMOVED = "removed"
+MASKED = "masked"
 FORMS = (REMOVED, MASKED)
 
 
@@ -51,13 +53,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.refit, bool):
             raise ValueError(f"refit={self.refit!r}: must be True or False")
-        if isinstance(self.round_to, bool) or not isinstance(self.round_to, int) or self.round_to < 1:
+        if not is_int(self.round_to) or self.round_to < 1:
             raise ValueError(f"round_to={self.round_to!r}: must be a whole number of at least 1")
         _check_choice("form", self.form, FORMS)
         if self.score is not None:
             _check_choice("score", self.score, SCORES)
         if self.allocation is not None:
-            _check_choice("allocation", self.allocation, (*ALLOCATIONS, SENSITIVITY))
+            _check_choice("allocation", self.allocation, ALLOCATIONS)
         check_progress(self.progress)
         _ = self.selection  # checks the patterns, and reads them once: they may be an iterator
 

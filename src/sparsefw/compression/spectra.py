@@ -15,7 +15,7 @@ POINTS = 48  # of every spectrum at most, which is as many as a figure can show
 
 
 def spectra(model: nn.Module) -> dict[str, Any]:
-    """Return the spectra of all layers as {"layers": {name: {"filters", "singular values"}}, "left_out": {name: reason}}.
+    """Return the spectra of all layers as {"layers": {name: {"filters", "rank"}}, "left_out": {name: reason}}.
 
     A spectrum is {"count", "index", "value"}: the number of magnitudes, and some of them, always with the first and the last.
     A grouped convolution has one matrix per group; their singular values are sorted together.
@@ -30,8 +30,8 @@ def spectra(model: nn.Module) -> dict[str, Any]:
             left_out[name] = "its weights are not finite"
             continue
         layers[name] = {
-            FILTERS.units: _thinned(weight.flatten(0, 1).norm(dim=1)),
-            RANK.units: _thinned(gram_values(weight).flatten()),
+            FILTERS.name: _thinned(weight.flatten(0, 1).norm(dim=1)),
+            RANK.name: _thinned(gram_values(weight).flatten()),
         }
     return {"layers": layers, "left_out": left_out}
 

@@ -11,17 +11,19 @@ from typing import Any
 from torch import nn
 
 from sparsefw.compression.amounts import Amounts
+from sparsefw.compression.bisection import bisect
 from sparsefw.compression.cost import costs
-from sparsefw.compression.latency import Table, estimate
+from sparsefw.compression.latency import LatencyTable, estimate
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
 from sparsefw.compression.recovery.calibration import NotFiniteError, batch_size, device_of, mean_over_ranks
 from sparsefw.kinds import Kind
 
 COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}  # the word in a target -> the field of Costs
-LATENCY, DROP = "latency", "drop"
+LATENCY = "latency"
+DROP = "drop"
 METRICS = (*COSTS, LATENCY, DROP)
-MOST = 1 - 2**-20  # of filters, singular values or weights removed
+MOST = 1 - 2**-20  # the largest fraction of units that a search removes
 
 
 class UnreachableError(ValueError):
@@ -117,7 +119,7 @@ def _level_for_drop(
     def drop(level: float) -> float:
         try:
             measured[level] = mean_over_ranks(metric(compressed(level)))
-        except NotFiniteError:  # with so little left nothing can be computed
+        except NotFiniteError:  # too few units are left to compute finite outputs
             return math.inf
         return measured[0.0] - measured[level]
 
@@ -126,7 +128,7 @@ def _level_for_drop(
 
 
 def _level_for_latency(pipeline: Pipeline, target: Target, compressed: Callable[[float], nn.Module]) -> Level:
-    table = Table(device_of(pipeline.dense))
+    table = LatencyTable(device_of(pipeline.dense))
     dense = mean_over_ranks(estimate(pipeline.dense, pipeline.example, table))
 
     def milliseconds(level: float) -> float:
@@ -144,21 +146,13 @@ def least_compression(share: Callable[[float], float], target: Target, steps: in
     best = share(MOST)
     if best > target.value:
         raise UnreachableError(
-            f"target {target} cannot be reached: the smallest that these settings give is {best:.4g} of dense"
+            f"target {target} cannot be reached: with these settings the smallest is {best:.4g} of the dense model"
         )
-    low, high = 0.0, MOST
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (low, middle) if share(middle) <= target.value else (middle, high)
-    return high
+    return bisect(lambda level: share(level) <= target.value, 0.0, MOST, steps)[1]
 
 
 def most_compression(drop: Callable[[float], float], target: Target, steps: int = 7) -> float:
     """Return the largest level, of those tried by bisection, at which the drop of the metric meets the target."""
     if drop(MOST) <= target.value:
         return MOST
-    low, high = 0.0, MOST
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if drop(middle) <= target.value else (low, middle)
-    return low
+    return bisect(lambda level: not drop(level) <= target.value, 0.0, MOST, steps)[0]

@@ -101,34 +101,34 @@ def _read_files(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     return contents
 
 
-def _read_python(data: bytes, where: str, *, labels: str) -> ImagesAndLabels:
-    content = read_pickle(data, where)
+def _read_python(data: bytes, origin: str, *, labels: str) -> ImagesAndLabels:
+    content = read_pickle(data, origin)
     images = content.get("data")
     classes = content.get(labels)
     if not isinstance(images, np.ndarray) or images.shape[1:] != (_PIXELS,):
-        raise DataError(f"{where} has no images of {_PIXELS} bytes under 'data'")
+        raise DataError(f"{origin} has no images of {_PIXELS} bytes under 'data'")
     if not isinstance(classes, list) or len(classes) != len(images) or not all(isinstance(i, int) for i in classes):
-        raise DataError(f"{where} has no list of {len(images)} integers under {labels!r}")
+        raise DataError(f"{origin} has no list of {len(images)} integers under {labels!r}")
     return images, np.array(classes, dtype=np.int64)
 
 
-def _python_names(data: bytes, where: str, *, key: str) -> tuple[str, ...]:
-    names = read_pickle(data, where).get(key)
+def _python_names(data: bytes, origin: str, *, key: str) -> tuple[str, ...]:
+    names = read_pickle(data, origin).get(key)
     if not isinstance(names, list):
-        raise DataError(f"{where} has no list of names under {key!r}")
+        raise DataError(f"{origin} has no list of names under {key!r}")
     return tuple(map(str, names))
 
 
-def _read_binary(data: bytes, where: str, *, labels: int) -> ImagesAndLabels:
+def _read_binary(data: bytes, origin: str, *, labels: int) -> ImagesAndLabels:
     """Read records of `labels` label bytes, the last of which is the class, followed by the pixels."""
     record = labels + _PIXELS
     if not data or len(data) % record:
-        raise DataError(f"{where} has {len(data)} bytes; expected a multiple of {record}: it is cut off or damaged")
+        raise DataError(f"{origin} has {len(data)} bytes; expected a multiple of {record}: it is cut off or damaged")
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
     return rows[:, labels:], rows[:, labels - 1].astype(np.int64)
 
 
-def _text_names(data: bytes, where: str) -> tuple[str, ...]:
+def _text_names(data: bytes, origin: str) -> tuple[str, ...]:
     return tuple(data.decode("utf-8", "replace").split())
 
 

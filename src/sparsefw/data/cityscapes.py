@@ -41,7 +41,8 @@ CLASSES = {
 CLASS_OF_ID = np.full(256, IGNORE, dtype=np.int16)
 CLASS_OF_ID[list(CLASSES)] = range(len(CLASSES))
 
-_IMAGES, _LABELS = "leftImg8bit", "gtFine"
+_IMAGES = "leftImg8bit"
+_LABELS = "gtFine"
 
 
 @final

@@ -107,10 +107,10 @@ class Format:
     open: Callable[[Path, str, Path | None], Source]
 
 
-def checked_class(label: object, classes: int, where: str) -> int:
+def checked_class(label: object, classes: int, origin: str) -> int:
     """Return the label; raise DataError unless it is one of the classes."""
     if not isinstance(label, int | np.integer) or not 0 <= label < classes:
-        raise DataError(f"{where}: label {label!r}; expected an integer from 0 to {classes - 1}")
+        raise DataError(f"{origin}: label {label!r}; expected an integer from 0 to {classes - 1}")
     return int(label)
 
 

@@ -40,12 +40,12 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def decode_rgb(data: bytes, where: str) -> np.ndarray:
+def decode_rgb(data: bytes, origin: str) -> np.ndarray:
     """Return uint8, height x width x 3, of an image in any mode: gray, palette, CMYK, 16 bit, transparent (without alpha).
 
     Args:
         data: the bytes of the file.
-        where: the name of the image in messages.
+        origin: the name of the image in messages.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -60,16 +60,16 @@ def decode_rgb(data: bytes, where: str) -> np.ndarray:
                 return np.array(image_or_rgba.convert("RGB"))
             mode = image.mode
     except _DAMAGE_ERRORS as error:
-        raise DataError(f"{where} is not a readable image: {_reason(error)}") from None
-    raise DataError(f"{where} has pixels of mode {mode}; expected integers of 8 or 16 bits")
+        raise DataError(f"{origin} is not a readable image: {_reason(error)}") from None
+    raise DataError(f"{origin} has pixels of mode {mode}; expected integers of 8 or 16 bits")
 
 
-def decode_labels(data: bytes, where: str, class_of_id: np.ndarray) -> np.ndarray:
+def decode_labels(data: bytes, origin: str, class_of_id: np.ndarray) -> np.ndarray:
     """Return uint8, height x width: the class of every pixel of an image of label ids.
 
     Args:
         data: the bytes of the file.
-        where: the name of the image in messages.
+        origin: the name of the image in messages.
         class_of_id: the class of each of the 256 ids, -1 for ids that must not occur.
     """
     try:
@@ -77,21 +77,21 @@ def decode_labels(data: bytes, where: str, class_of_id: np.ndarray) -> np.ndarra
             mode = image.mode
             ids = np.array(image)
     except _DAMAGE_ERRORS as error:
-        raise DataError(f"{where} is not a readable image: {_reason(error)}") from None
+        raise DataError(f"{origin} is not a readable image: {_reason(error)}") from None
     if mode not in ("L", "P"):
-        raise DataError(f"{where} has pixels of mode {mode}; expected label ids in one channel of 8 bits")
+        raise DataError(f"{origin} has pixels of mode {mode}; expected label ids in one channel of 8 bits")
     classes = class_of_id[ids]
     if (classes < 0).any():
         largest = int(np.flatnonzero(class_of_id >= 0)[-1])
-        raise DataError(f"{where} holds the label id {ids[classes < 0][0]}; expected 0 to {largest}")
+        raise DataError(f"{origin} holds the label id {ids[classes < 0][0]}; expected 0 to {largest}")
     return classes.astype(np.uint8)
 
 
-def check_same_size(image: np.ndarray, labels: np.ndarray, where: str) -> None:
+def check_same_size(image: np.ndarray, labels: np.ndarray, origin: str) -> None:
     """Raise DataError unless every pixel has a label."""
     if image.shape[:2] != labels.shape:
         sizes = [f"{h} x {w}" for h, w in (image.shape[:2], labels.shape)]
-        raise DataError(f"{where}: the image has {sizes[0]} pixels, its labels {sizes[1]}; expected the same")
+        raise DataError(f"{origin}: the image has {sizes[0]} pixels, its labels {sizes[1]}; expected the same")
 
 
 def _reason(error: BaseException) -> str:

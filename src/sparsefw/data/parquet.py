@@ -98,8 +98,8 @@ class ParquetSource(Source):
         image = decode_rgb(self._bytes(table, self._image, row, i), self.name(i))
         if self._class_of_id is None:
             return Item(image, checked_class(table.column(self._target)[row].as_py(), self.classes, self.name(i)))
-        where = f"{self.name(i)}, column {self._target}"
-        labels = decode_labels(self._bytes(table, self._target, row, i), where, self._class_of_id)
+        origin = f"{self.name(i)}, column {self._target}"
+        labels = decode_labels(self._bytes(table, self._target, row, i), origin, self._class_of_id)
         check_same_size(image, labels, self.name(i))
         return Item(image, labels)
 

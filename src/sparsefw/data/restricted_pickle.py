@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
         return stand_in
 
 
-def read_pickle(data: bytes, where: str) -> dict[str, Any]:
+def read_pickle(data: bytes, origin: str) -> dict[str, Any]:
     """Return the dictionary in a pickle, of arrays of bytes, text, numbers and lists of these.
 
     Raises:
@@ -91,7 +91,7 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
         return {_text(key): _plain(value) for key, value in content.items()}
     except Exception as error:  # a hostile or damaged file can raise any
         raise DataError(
-            f"{where} is refused: {one_line(error)}; CIFAR's files hold arrays, strings and numbers only"
+            f"{origin} is refused: {one_line(error)}; CIFAR's files hold arrays, strings and numbers only"
         ) from None
 
 

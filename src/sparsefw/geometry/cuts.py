@@ -28,7 +28,7 @@ from torch import Tensor
 from sparsefw.geometry import subspace
 from sparsefw.geometry.gauges import ones_where_nonzero
 from sparsefw.geometry.matrices import wide_matrices
-from sparsefw.geometry.select import first_k_mask, keep_top_k, top_k_mask
+from sparsefw.geometry.select import keep_top_k, stable_top_k_mask, top_k_mask
 from sparsefw.geometry.views import ExactSVD, Spectrum, View
 
 # Relative to the largest distance from the threshold: singular values nearer to it are cut only in part.
@@ -95,7 +95,7 @@ def largest_masks(tensors: Sequence[Tensor], keep: int) -> list[Tensor]:
     [tensor([ True, False]), tensor([True])]
     """
     magnitudes = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
-    masks = first_k_mask(magnitudes, keep).split([tensor.numel() for tensor in tensors])
+    masks = stable_top_k_mask(magnitudes, keep).split([tensor.numel() for tensor in tensors])
     return [mask.view(tensor.shape) for mask, tensor in zip(masks, tensors, strict=True)]
 
 

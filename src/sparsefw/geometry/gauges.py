@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import enum
 import math
-import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from torch import Tensor
 
 from sparsefw.geometry import projections
 from sparsefw.geometry.select import keep_top_k
+from sparsefw.scalars import is_whole
 
 
 class Tip(enum.Enum):
@@ -300,11 +300,11 @@ def ones_where_nonzero(m: Tensor) -> Tensor:
 
 
 def _count(name: str, value: int) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
 
 
 def _check_fits(name: str, value: int, count: int) -> None:
     if value > count:
-        raise ValueError(f"{name}={value} is more than the {count} magnitudes there are")
+        raise ValueError(f"{name}={value} must be at most {count}, the number of magnitudes")

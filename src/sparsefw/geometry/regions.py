@@ -96,6 +96,10 @@ class Ball:
         """Whether norm(x) <= radius, up to a relative tolerance for rounding; a boolean tensor."""
         return self.norm(x, stacked=stacked) <= self.radius * (1 + tolerance)
 
+    def contains_all_of_norm(self, norm: float | Tensor, shape: Sequence[int]) -> bool | Tensor:
+        """Whether every tensor of this shape and L2 norm is in the region: a sufficient test that needs no SVD."""
+        return norm * self.gauge.widest(self.count(shape)) <= self.radius
+
     def diameter(self, shape: Sequence[int]) -> float:
         """max ||x - y||_2 over the region, for tensors of this shape."""
         return 2 * self.radius * self.gauge.longest(self.count(shape))

@@ -54,10 +54,10 @@ def without_smallest_mask(magnitudes: Tensor, removed: Tensor) -> Tensor:
     return mask.scatter_(-1, order, stays.expand_as(magnitudes))
 
 
-def first_k_mask(magnitudes: Tensor, k: int) -> Tensor:
+def stable_top_k_mask(magnitudes: Tensor, k: int) -> Tensor:
     """Return True at exactly k largest entries of a vector, of equal ones the first.
 
-    >>> first_k_mask(torch.tensor([1.0, 2.0, 1.0]), 2)
+    >>> stable_top_k_mask(torch.tensor([1.0, 2.0, 1.0]), 2)
     tensor([ True,  True, False])
     """
     if not k:
@@ -69,10 +69,10 @@ def first_k_mask(magnitudes: Tensor, k: int) -> Tensor:
     return mask
 
 
-def smallest_k(magnitudes: Tensor, k: int) -> Tensor:
+def smallest_k_indices(magnitudes: Tensor, k: int) -> Tensor:
     """Return the indices of exactly k smallest entries of a vector, smallest first, of equal ones the first.
 
-    >>> smallest_k(torch.tensor([1.0, 2.0, 1.0]), 2)
+    >>> smallest_k_indices(torch.tensor([1.0, 2.0, 1.0]), 2)
     tensor([0, 2])
     """
     return magnitudes.argsort(stable=True)[:k]

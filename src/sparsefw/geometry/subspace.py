@@ -60,10 +60,10 @@ def top_subspace(G: Tensor, V: Tensor, iterations: int) -> tuple[Basis, Tensor]:
     return Basis(U, B), V
 
 
-def columns(k: int, count: int) -> int:
+def followed_columns(k: int, count: int) -> int:
     """Return how many directions to follow for the k leading ones of `count`: more than k where k is below 16 and few of all.
 
-    >>> columns(4, 100), columns(4, 10), columns(64, 512)
+    >>> followed_columns(4, 100), followed_columns(4, 10), followed_columns(64, 512)
     (16, 4, 64)
     """
     return k if 4 * k >= count else min(count, max(k, FOLLOWED))

@@ -273,7 +273,7 @@ class Spectrum(View):
         if not self.follows(gauge, count):
             return (_over_norm(G) if gauge.tip is Tip.PROPORTIONAL else subspace.polar_factor(G)), None
         k = gauge.support(count)
-        columns = subspace.columns(k, count)
+        columns = subspace.followed_columns(k, count)
         is_usable = warm is not None and warm.shape[-1] >= columns  # k may have changed since
         V = warm[..., :columns] if is_usable else subspace.start(G, columns)  # type: ignore[index]
         basis, V = subspace.top_subspace(G, V, iterations)

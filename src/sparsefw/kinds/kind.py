@@ -1,9 +1,10 @@
-"""A kind: what users constrain, cut, plot and ask for, by one name.
+"""A kind of sparsity, such as filters or rank: users constrain, compress and plot a network by its name.
 
     kind = a view of a weight (geometry) + the layers whose weights it applies to + the unit that is removed, with its words
 
-Training, compression, recipes, reports and the command line read this record; none of them compares names. How a kind cuts a
-network (in place, masked, removed), refits it and writes a plan is a stage in compression/kinds, registered under its family.
+Training, compression, recipes, reports and the command line read this record; none of them compares names. The stage in
+compression/kinds that is registered under the kind's family zeroes or removes its units, refits the layers that read them, and
+lists these edits in a plan.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class Kind:
         return None
 
     @property
-    def looks_for(self) -> str:
-        """What a network must have for it, in words."""
+    def requirement(self) -> str:
+        """The layers that a network must have for this kind, in words."""
         return " or ".join(layer.__name__ for layer in self.layers)
 
-    def request(self, ratio: float) -> dict[str, Any]:
+    def compress_arguments(self, ratio: float) -> dict[str, Any]:
         """Return the keyword arguments of `compress` that remove this ratio."""
         return {self.name: ratio}
 
@@ -102,7 +103,7 @@ class Kind:
         """
         return ball_maker(view, gauge or self.gauge)
 
-    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str:
-        """Return why a region makes no sense on this layer although its type fits; empty where it does."""
+    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str | None:
+        """Return why this layer gets no region although its type fits; None if it gets one."""
         is_grouped = isinstance(module, TRANSPOSED) and module.groups > 1
-        return "grouped transposed: no axis of filters" if is_grouped else ""
+        return "grouped transposed convolution: no axis of its weight counts all outputs" if is_grouped else None

@@ -50,16 +50,18 @@ class Pattern(Kind):
     def only_ratio(self) -> float:
         return 1 - self.n / self.m
 
-    def request(self, ratio: float) -> dict[str, Any]:
+    def compress_arguments(self, ratio: float) -> dict[str, Any]:
         return {WEIGHTS.name: self.name}
 
     def region_maker(self, view: View, gauge: str | None, output_axis: int) -> Callable[..., Ball]:
         return lambda: NMBall(self.n, self.m, axis=1 - output_axis)
 
-    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str:
+    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str | None:
+        reason = super().unfit_reason(module, weight)
         inputs = weight.shape[input_axis(module)]
-        too_few = f"{inputs} input channels: nothing to choose" if inputs <= self.n else ""
-        return super().unfit_reason(module, weight) or too_few
+        if reason is None and inputs <= self.n:
+            return f"{inputs} input channels: nothing to choose"
+        return reason
 
 
 def _pattern(name: str) -> Pattern:

@@ -55,7 +55,7 @@ class CrAM(Method):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         if not self.ratios or any(not 0 <= ratio < 1 for ratio in self.ratios):
-            raise ValueError(f"ratios={list(self.ratios)}: must be in [0, 1), at least one")
+            raise ValueError(f"ratios={list(self.ratios)}: must be one or more ratios in [0, 1)")
         if not (self.prepares.takes_k and self.prepares.view in (Elements(), Groups(), Spectrum())):
             raise ValueError(f"kind={self.kind!r}: CrAM removes rows, singular values or weights")
         return self
@@ -128,9 +128,8 @@ def _global_masks(weights: list[Tensor], ratio: Tensor) -> list[Tensor]:
 def _low_rank(weights: Tensor, ratio: Tensor) -> _Compressed:
     U, s, Vh = svd(weights.nan_to_num(0.0, 0.0, 0.0))
     U = U * _largest(s, ratio).unsqueeze(-2)
-    zero_or_nan = (
-        weights - weights
-    )  # NaN where the gradient overflowed: then the second gradient must not be finite either
+    # NaN where the gradient overflowed: then the second gradient must not be finite either.
+    zero_or_nan = weights - weights
     return _Compressed((U * s.unsqueeze(-2)) @ Vh + zero_or_nan, lambda gradient: U @ (U.mT @ gradient))
 
 

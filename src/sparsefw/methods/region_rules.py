@@ -30,7 +30,7 @@ def coupled_filters(model: nn.Module, example: Any, gauge: str = DEFAULT_GAUGE) 
     make_region = ball_maker(FILTERS.view, gauge)
     rules = []
     for channels in find_channels(model, example):
-        names = () if channels.fixed else _names_of_rows(model, channels)
+        names = () if channels.obstacle is not None else _names_of_rows(model, channels)
         if names:
             rules.append(Rule(names, kind=make_region, coupled=True))
     if _has_other_filters(model, rules):

@@ -98,12 +98,12 @@ class SparseFW(Method):
         horizon = self.rescale == "horizon"
         for option, has_effect, reason in (
             ("renewals", horizon, f"only rescale=horizon counts renewals, not {self.rescale}"),
-            ("k", kind.takes_k, f"{kind.name} says itself how many may grow"),
+            ("k", kind.takes_k, f"{kind.name} itself defines how many may grow"),
             ("gauge", kind.takes_k, f"{kind.name} has its own"),
             ("anneal", kind.takes_k, f"{kind.name} has no k"),
             ("anneal", self.k != 1.0 or isinstance(self.k, int), "k=1.0: all may grow from the start"),
-            ("w_start", self.w is not None or not horizon, "there is no w to go to; give one"),
-            ("w_start", self.w_start != self.w, "it is w"),
+            ("w_start", self.w is not None or not horizon, "it needs a w to end at"),
+            ("w_start", self.w_start != self.w, "it equals w"),
             ("over", self.anneal or self.w_start is not None, "neither k nor w changes"),
             ("coupled", kind is FILTERS, "only filters have norms and are removed together"),
             ("stickiness", kind.view == Groups(), "only filters and neurons are chosen by the norms of rows"),
@@ -167,15 +167,15 @@ class SparseFW(Method):
             if self.coupled:
                 raise
             if report is not None:
-                report(f"filters decay one by one, not with those that they are removed with: {error}")
+                report(f"filters that are removed together do not decay together: {error}")
             return uncoupled
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
         if not self.anneal and self.w_start is None:
             return
-        progress = epoch / min(
-            self.over * epochs, max(1, epochs - 1)
-        )  # at least the last epoch is trained with the goal
+        # At least the last epoch is trained with the final regions.
+        epochs_of_change = min(self.over * epochs, max(1, epochs - 1))
+        progress = epoch / epochs_of_change
         for group in optimizer.param_groups:
             if group["region"] is not None:
                 region = RegionSchedule.from_plain(group["schedule"]).at(progress)

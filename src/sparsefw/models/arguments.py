@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsefw.scalars import is_int
+
 
 def require_int(minimum: int = 1, **arguments: Any) -> None:
     """Raise ValueError unless every argument is an integer of at least `minimum`."""
     for name, value in arguments.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        if not is_int(value) or value < minimum:
             raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
 
 

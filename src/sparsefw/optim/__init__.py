@@ -1,7 +1,7 @@
 """Stochastic Frank-Wolfe: the optimizer, its step-size rules, and the assignment of regions to a model's parameters."""
 
 from sparsefw.optim.assign import ParamGroups, constrain
-from sparsefw.optim.diagnostics import LayerReport, LayerReports, Progress
+from sparsefw.optim.diagnostics import ConstraintProgress, LayerReport, LayerReports
 from sparsefw.optim.nonfinite import NonFiniteGradientError
 from sparsefw.optim.radius import default_w, initial_norm
 from sparsefw.optim.reference import ReferenceSFW
@@ -12,6 +12,6 @@ from sparsefw.optim.training_warnings import SFWWarning
 
 __all__ = [
     "RESCALES", "SFW", "Diameter", "FastGradient", "Gradient", "Horizon", "LayerReport", "LayerReports",
-    "NonFiniteGradientError", "ParamGroups", "Progress",
+    "NonFiniteGradientError", "ParamGroups", "ConstraintProgress",
     "ReferenceSFW", "Rescale", "Rule", "SFWWarning", "Unscaled", "constrain", "default_w", "initial_norm",
 ]  # fmt: skip

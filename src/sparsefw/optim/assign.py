@@ -153,7 +153,7 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
     rows: dict[Tensor, TableRow] = {}
     for c in candidates:
         rule = c.rule
-        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.is_output(c, candidates) else "")
+        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.is_output(c, candidates) else None)
         if rule is None or rule.kind is None or reason:
             free.append(c)
             rows[c.parameter] = _free_row(c, reason)
@@ -162,7 +162,7 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
         else:
             region = region_of_block(rule, [c], pace)
             axis = c.axis if isinstance(region.view, (Groups, Spectrum)) else 0
-            alone = c.parameter if rule.w == FROM_WEIGHTS else None
+            alone = c.parameter if rule.sized_from_weights else None
             key = _GroupKey(region, axis, pace.horizon_of([c]), alone)
             members_by_key.setdefault(key, []).append(c)
             rows[c.parameter] = _constrained_row(c, region, [c])
@@ -185,7 +185,7 @@ def _named(members: Sequence[Candidate]) -> list[tuple[str, Tensor]]:
     return [(c.name, c.parameter) for c in members]
 
 
-def _free_row(candidate: Candidate, reason: str) -> TableRow:
+def _free_row(candidate: Candidate, reason: str | None) -> TableRow:
     return TableRow(_names(candidate), tuple(candidate.parameter.shape), f"- ({reason})" if reason else "-")
 
 
@@ -228,16 +228,18 @@ def _renewals_note(constrained: Sequence[dict[str, Any]], pace: Pace) -> str:
 
 
 def _size_notes(candidates: Sequence[Candidate], pace: Pace) -> list[str]:
-    members_by_w: dict[Any, list[Candidate]] = {}
+    members_by_rule: dict[Rule, list[Candidate]] = {}
     for c in candidates:
         if c.rule is not None and c.rule.w is not None:
-            members_by_w.setdefault(c.rule.w, []).append(c)
+            members_by_rule.setdefault(c.rule, []).append(c)
+    rules_with_w = [rule for rule in members_by_rule if not rule.sized_from_weights]
     notes = []
-    if members_by_w.pop(FROM_WEIGHTS, None):
+    if len(rules_with_w) < len(members_by_rule):
         notes.append("regions are sized from the weights as given")
-    if members_by_w:
-        sizes = " and ".join(f"{w:.4g}" for w in members_by_w)
-        is_idle = all(pace.only_turns(c) for members in members_by_w.values() for c in members)
+    if rules_with_w:
+        distinct = dict.fromkeys(rule.w for rule in rules_with_w)
+        sizes = " and ".join(f"{w:.4g}" for w in distinct)
+        is_idle = all(pace.only_turns(c) for rule in rules_with_w for c in members_by_rule[rule])
         reason = " (of little effect here: norms take the scale of these weights away)" if is_idle else ""
         notes.append(f"w = {sizes}{reason}")
     return notes

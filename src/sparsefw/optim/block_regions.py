@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
-import numbers
 from collections.abc import Sequence
 
-import torch
-
 from sparsefw.geometry import Ball
-from sparsefw.geometry.precision import working_dtype
+from sparsefw.optim.block_norms import block_label, block_norms, default_norm
 from sparsefw.optim.defaults import DEEP_WITHOUT_NORMS, default_k
 from sparsefw.optim.groups import tolerance
 from sparsefw.optim.layout import layout_of
-from sparsefw.optim.lengths import block_label, block_lengths, default_norm
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import (
-    FROM_WEIGHTS,
     LARGEST_GROWTH,
-    equilibrium_length,
+    equilibrium_radius,
 )
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import Candidate, RegionMaker, Rule, name_of
+from sparsefw.scalars import is_whole
 
 
 def region_of_block(rule: Rule, members: Sequence[Candidate], pace: Pace) -> Ball:
@@ -38,8 +34,10 @@ def region_of_block(rule: Rule, members: Sequence[Candidate], pace: Pace) -> Bal
     if rule.radius is not None:
         return unit.with_radius(rule.radius)
     if rule.w is None:
-        raise ValueError(f"{label}: how large may the region be? give steps (of the whole training), or w, or a radius")
-    if rule.w == FROM_WEIGHTS:
+        raise ValueError(
+            f"{label}: the size of the region is open; give steps, the optimizer steps of the whole training, or w, or a radius"
+        )
+    if rule.sized_from_weights:
         assert horizon is not None
         return _region_around_weights(unit, rule, members, horizon.rate, pace)
     initial = default_norm(rule, members)
@@ -63,23 +61,21 @@ def block_shape(members: Sequence[Candidate]) -> tuple[int, ...]:
 
 
 def _region_around_weights(unit: Ball, rule: Rule, members: Sequence[Candidate], share: float, pace: Pace) -> Ball:
-    """Return the region in which steps of this share keep the weights as long as they are; the weights are inside."""
+    """Return the region in which steps of this share keep the norms of the weights; the weights are inside."""
     label = block_label(members)
     shape = block_shape(members)
     tensors = [c.parameter.detach() for c in members]
-    lengths = block_lengths(rule, members)
-    length = equilibrium_length(lengths.start, share, pace.momentum)
+    norms = block_norms(rule, members)
+    radius = equilibrium_radius(norms.start, share, pace.momentum)
     if pace.depth >= DEEP_WITHOUT_NORMS:
-        length = min(length, LARGEST_GROWTH * lengths.start)
-    if length == 0:
-        raise ValueError(f"{label}: starts at zero, and nothing is known of a usual start: give the rule a radius")
-    region = unit.with_diameter(2 * length, shape)
-    may_be_outside = (
-        lengths.now * region.gauge.widest(region.count(shape)) > region.radius
-    )  # by a bound that costs no SVD
-    if may_be_outside:
-        empty = torch.empty(shape, dtype=working_dtype(tensors[0].dtype), device=tensors[0].device)
-        point = layout_of(region, tensors, [c.axis for c in members]).gather(tensors, into=empty)
+        radius = min(radius, LARGEST_GROWTH * norms.start)
+    if radius == 0:
+        raise ValueError(
+            f"{label}: starts at zero, and its layer has no default initialisation: give the rule a radius"
+        )
+    region = unit.with_diameter(2 * radius, shape)
+    if not region.contains_all_of_norm(norms.now, shape):
+        point = layout_of(region, tensors, [c.axis for c in members]).gathered(tensors)
         least = float(region.norm(point)) * (1 + tolerance(point.dtype))
         region = region.with_radius(max(region.radius, least))
     return region
@@ -118,10 +114,10 @@ def _region_maker(rule: Rule, members: Sequence[Candidate]) -> RegionMaker:
 
 
 def _as_count(k: int | float, count: int, label: str) -> int:
-    """Return k as a count: an int is one already, a float in (0, 1] a fraction, rounded down but never to 0."""
-    if isinstance(k, bool) or not isinstance(k, (numbers.Integral, float)):
+    """Return k as a count: an int unchanged; a float in (0, 1] as that fraction of `count`, rounded down, at least 1."""
+    if not (is_whole(k) or isinstance(k, float)):
         raise ValueError(f"{label}: k must be an int (a count) or a float in (0, 1] (a fraction), got {k!r}")
-    if isinstance(k, numbers.Integral):
+    if is_whole(k):
         if not 1 <= k <= count:
             raise ValueError(
                 f"{label}: k={k} must be between 1 and the {count} that the layer has (a float would be a fraction)"

@@ -23,7 +23,9 @@ def constrained_step(group: Group, part: StackSlice, norms: Mapping[Tensor, Tens
         norms: the norm of each parameter's gradient.
         healthy: whether all gradients are finite, on the device; None where the host knows that they are.
     """
-    stack, span, region = part.stack, part.span, group["region"]
+    stack = part.stack
+    span = part.span
+    region = group["region"]
     blocks = stack.blocks[span]
     momentum = stack.momentum[span]
     params = [p for block in blocks for p in block]
@@ -63,7 +65,9 @@ def constrained_step(group: Group, part: StackSlice, norms: Mapping[Tensor, Tens
 def _step_rows(
     group: Group, part: StackSlice, theta: list[list[Tensor]], setting: kernels.StepSetting
 ) -> kernels.StepSize:
-    stack, span, region = part.stack, part.span, group["region"]
+    stack = part.stack
+    span = part.span
+    region = group["region"]
     norms = region.view.magnitudes(stack.momentum[span])
     scores = None
     if group["score_momentum"]:

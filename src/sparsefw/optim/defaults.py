@@ -16,19 +16,23 @@ from sparsefw.optim.rescale import LARGEST_SHARE, Horizon
 
 # How often a training renews its weights. SGD with the usual weight decay does so about 10 times in the paper's CIFAR-10 runs.
 # Convolutions before norms lose nothing at 20, and much more of them can be removed (digits, 10,000 steps: the same at 30).
-RENEWALS, RENEWALS_OF_SCALES = 20.0, 10.0
+RENEWALS = 20.0
+RENEWALS_OF_SCALES = 10.0  # of weights whose scale matters
 # The scale of a convolution before a batch norm does not matter: steps only turn it, and it keeps learning while much of it is
 # replaced. The scale of other weights matters, and networks of these (a ViT most of all) lose accuracy from a share of 0.0075 on.
-SAFE_SHARE, SAFE_SHARE_OF_SCALES = 0.01, 0.005
+SAFE_SHARE = 0.01
+SAFE_SHARE_OF_SCALES = 0.005
 # Where the user gives renewals, shares may be this many times as large; at 0.03 a CNN without norms stays at chance.
 _ON_REQUEST = 2.0
-# Layers in a row without a norm multiply each other's changes. There a step may change a weight of He's length by this much,
-# divided by how many layers come before or behind it: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01 a step, and
-# learn too slowly in some hundred steps below 0.001.
+# Layers in a row without normalisation multiply each other's changes. There a step may change a weight by this share of its norm
+# under He's initialisation, divided by the number of other layers: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01
+# per step, and learn too slowly in a few hundred steps below 0.001.
 DEEP_WITHOUT_NORMS = 4
 _RELATIVE_STEP_OF_DEEP = 0.018
 # A unit learns in the steps that choose it, and needs some hundreds of them; rows, which only decay in the others, need more.
-_LEARNING_STEPS, _LEARNING_STEPS_OF_ROWS, _LARGEST_K = 400, 600, 0.8
+_LEARNING_STEPS = 400
+_LEARNING_STEPS_OF_ROWS = 600
+_LARGEST_K = 0.8
 
 
 def has_scale_free_convolutions(model: nn.Module) -> bool:
@@ -74,21 +78,21 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED))
 
 
-def safe_share_without_norms(depth: int, shortness: float) -> float:
+def safe_share_without_norms(depth: int, he_norm_ratio: float) -> float:
     """Return the largest share that a step may replace of a weight whose scale matters.
 
     Args:
         depth: how many layers stand in a row without a norm.
-        shortness: He's length of the weight in units of its own; at least 1.
+        he_norm_ratio: how many times larger the norm of the weight would be under He's initialisation; at least 1.
     """
     if depth < DEEP_WITHOUT_NORMS:
         return SAFE_SHARE_OF_SCALES
-    relative_step = _RELATIVE_STEP_OF_DEEP * shortness / (depth - 1)
+    relative_step = _RELATIVE_STEP_OF_DEEP * he_norm_ratio / (depth - 1)
     return min(SAFE_SHARE_OF_SCALES, relative_step / LARGEST_GROWTH)
 
 
 def horizon_for(
-    steps: int, renewals: float | None, scale_free: bool, depth: int = 0, shortness: float = 1.0
+    steps: int, renewals: float | None, scale_free: bool, depth: int = 0, he_norm_ratio: float = 1.0
 ) -> Horizon:
     """Return the step-size rule for a block of weights.
 
@@ -97,10 +101,10 @@ def horizon_for(
         renewals: how often the weights are to be renewed; None: as often as usual. Never more often than is safe.
         scale_free: whether norms remove the scale of these weights.
         depth: how many layers stand in a row without a norm.
-        shortness: He's length of the weights in units of their own; at least 1.
+        he_norm_ratio: how many times larger their norm would be under He's initialisation; at least 1.
     """
-    Horizon(steps, RENEWALS if renewals is None else renewals)  # raises where one of them is out of range
-    safe_share = SAFE_SHARE if scale_free else safe_share_without_norms(depth, shortness)
+    Horizon(steps, RENEWALS if renewals is None else renewals)  # raises ValueError if one of them is out of range
+    safe_share = SAFE_SHARE if scale_free else safe_share_without_norms(depth, he_norm_ratio)
     if renewals is None:
         wanted = RENEWALS if scale_free else RENEWALS_OF_SCALES
         largest_share = safe_share

@@ -1,4 +1,4 @@
-"""Diagnostics: what the constraint does to each layer, measured on request and never inside a step."""
+"""Diagnostics: the effect of the constraint on each layer, measured on request and never inside a step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from sparsefw.geometry import Ball, Spectrum
 from sparsefw.geometry.matrices import matrices_of
 from sparsefw.geometry.subspace import gram_values
-from sparsefw.optim.stacks import Stack
+from sparsefw.optim.stacks import Stack, StepTotals
 from sparsefw.text import text_table
 
 DECAYED = 0.05  # of the layer's largest magnitude: magnitudes below count as decayed
 
 
 @dataclass(frozen=True)
-class Progress:
+class ConstraintProgress:
     """The effect of the constraint so far, averaged over constrained layers by their size.
 
     renewed        the sum of the step sizes: exp(-renewed) of the weights at the start is left
@@ -37,7 +37,7 @@ class Progress:
         cut = f", step size cut at 1 in {self.clamped:.0%} of the steps" if self.clamped else ""
         return (
             f"all layers: renewed {self.renewed:.2f} times, {self.decayed:.0%} decayed, "
-            f"{self.compressible:.0%} of the norm in what would be kept{cut}"
+            f"{self.compressible:.0%} of the norm in the units that would be kept{cut}"
         )
 
 
@@ -92,9 +92,11 @@ class LayerReports(list[LayerReport]):
     """A report for each constrained block; printed, a table with a line per block and one for the whole network."""
 
     @property
-    def total(self) -> Progress:
+    def total(self) -> ConstraintProgress:
         """The progress of the whole network."""
-        return mean_progress([(r.entries, Progress(r.renewed, r.decayed, r.compressible, r.clamped)) for r in self])
+        return mean_progress(
+            [(r.entries, ConstraintProgress(r.renewed, r.decayed, r.compressible, r.clamped)) for r in self]
+        )
 
     def __str__(self) -> str:
         columns = [field.name for field in fields(LayerReport)]
@@ -107,15 +109,18 @@ def _cell(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def mean_progress(parts: Sequence[tuple[int, Progress]]) -> Progress:
+def mean_progress(parts: Sequence[tuple[int, ConstraintProgress]]) -> ConstraintProgress:
     """Return the mean over blocks, weighted by their number of entries, from (entries, progress) of each."""
     whole = max(sum(entries for entries, _ in parts), 1)
-    means = (sum(entries * getattr(part, field.name) for entries, part in parts) / whole for field in fields(Progress))
-    return Progress(*means)
+    means = (
+        sum(entries * getattr(part, field.name) for entries, part in parts) / whole
+        for field in fields(ConstraintProgress)
+    )
+    return ConstraintProgress(*means)
 
 
 @torch.no_grad()
-def progress_of_blocks(stack: Stack, region: Ball, weights: list[list[Tensor]]) -> list[tuple[int, Progress]]:
+def progress_of_blocks(stack: Stack, region: Ball, weights: list[list[Tensor]]) -> list[tuple[int, ConstraintProgress]]:
     """Return (entries, progress) of every block of the stack, at less cost than a report; reads the device."""
     parts = []
     for i, tensors in enumerate(weights):
@@ -124,15 +129,15 @@ def progress_of_blocks(stack: Stack, region: Ball, weights: list[list[Tensor]]) 
     return parts
 
 
-def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> Progress:
-    taken, renewed, clamped = stack.figures.progress[i].tolist()
+def _progress(stack: Stack, i: int, region: Ball, magnitudes: Tensor) -> ConstraintProgress:
+    totals = StepTotals(*stack.figures.progress[i].tolist())
     largest = magnitudes.max()
     kept = magnitudes[region.gauge.maximizer(magnitudes) != 0]
-    return Progress(
-        renewed=renewed,
+    return ConstraintProgress(
+        renewed=totals.renewed,
         decayed=float((magnitudes <= DECAYED * largest).double().mean()) if bool(largest > 0) else 1.0,
         compressible=float(kept.norm() / magnitudes.norm()) if bool(largest > 0) else 1.0,
-        clamped=clamped / max(taken, 1.0),
+        clamped=totals.clamped / max(totals.taken, 1.0),
     )
 
 

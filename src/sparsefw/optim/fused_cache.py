@@ -41,7 +41,7 @@ class FusedStepCache:
         state_of: Callable[[Tensor], State],
         gradient_check: GradientCheck,
     ) -> FusedStep | None:
-        """Return the fused step of these tensors, built again where anything but learning rates has changed.
+        """Return the fused step of these tensors; build it again if tensors, groups, regions or rules have changed.
 
         Args:
             groups: the param groups.
@@ -64,10 +64,10 @@ class FusedStepCache:
         stacks = {index: stacks_of(index) for index, group in enumerate(groups) if group["region"] is not None}
         key = _key_of(groups, stacks, params)
         capturing = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        if self.current is None or key != self._key or not self.current.is_current(state_of):
+        if self.current is None or key != self._key or not self.current.is_up_to_date(state_of):
             if capturing:
                 raise RuntimeError(
-                    "make a step with these gradients before one is captured: there is nothing to replay yet"
+                    "take one ordinary step before capturing a CUDA graph: the fused step is not built yet"
                 )
             tally = gradient_check.tally(tuple(names), device)
             self.current = build_fused_step(groups, stacks, params, state_of, tally)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, Groups, Spectrum
-from sparsefw.geometry.precision import working_dtype
 from sparsefw.optim.layout import layout_of
 from sparsefw.optim.master_weights import State
 from sparsefw.optim.rescale import RESCALES, Horizon, Rescale
 
 Group = dict[str, Any]
 _REST_ONLY = ("weight_decay", "nesterov", "rest")
+SGD = "sgd"
+ADAMW = "adamw"
+RESTS = (SGD, ADAMW)  # the optimizers of groups without a region
 
 
 def blocks_of(group: Group) -> list[list[Tensor]]:
@@ -42,7 +45,7 @@ def check_keys(group: Group, defaults: Group) -> None:
         idle = [key for key in _REST_ONLY if group.get(key, defaults[key]) != defaults[key]]
         if idle:
             raise ValueError(
-                f"{', '.join(idle)} has no effect on a group with a region: its decay is the Frank-Wolfe step"
+                f"{', '.join(idle)}: without effect on a group with a region, which decays by Frank-Wolfe steps"
             )
 
 
@@ -58,7 +61,8 @@ def check_arguments(groups: Any, rescale: Rescale | None, momentum: float) -> No
     for sized in (g["momentum"] for g in constrained if isinstance(g.get("rescale"), Horizon) and "momentum" in g):
         if isinstance(momentum, (int, float)) and sized != momentum:
             raise ValueError(
-                f"momentum={momentum!r}, but regions were sized for {sized:g}: give constrain(..., momentum=...) the same"
+                f"momentum={momentum!r}, but the regions were sized for {sized:g}: "
+                "pass the same value to constrain(..., momentum=...)"
             )
 
 
@@ -73,9 +77,9 @@ def check_group(group: Group, names: list[str]) -> None:
     if region is None:
         return
     if group["score_momentum"] and not (isinstance(region.view, Groups) and region.view.rows):
-        raise ValueError(f"score_momentum={group['score_momentum']} is for regions that choose rows, not for {region}")
+        raise ValueError(f"score_momentum={group['score_momentum']} has no effect on {region}: it does not choose rows")
     if group["axes"] is not None and not group["coupled"] and not isinstance(region.view, (Groups, Spectrum)):
-        raise ValueError(f"axes says where groups or rows are, but {region} has neither")
+        raise ValueError(f"axes has no effect on {region}: it has neither groups nor rows")
     for block, label in zip(blocks_of(group), [" + ".join(names)] if group["coupled"] else names, strict=True):
         try:
             region.count(layout_of(region, block, axes_of(group)).shape)
@@ -85,26 +89,30 @@ def check_group(group: Group, names: list[str]) -> None:
 
 def _check_parameter(p: Tensor, name: str) -> None:
     if isinstance(p, nn.parameter.UninitializedParameter):
-        raise ValueError(
-            f"{name}: is a lazy parameter without a shape yet; run the model once before making the optimizer"
-        )
+        raise ValueError(f"{name}: a lazy parameter has no shape yet; run the model once before creating the optimizer")
     if p.is_complex() or not p.is_floating_point():
         raise TypeError(f"{name}: SFW optimizes real floating-point parameters, not {p.dtype}")
-    if type(p.data).__module__.startswith("torch.distributed"):
+    if _is_sharded(p):
         raise TypeError(f"{name}: sharded parameters (DTensor) are not supported: an oracle needs the whole weight")
+
+
+def _is_sharded(p: Tensor) -> bool:
+    """Whether the tensor is a DTensor; one can exist only after its module, which is slow to import, has been imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(p.data, module.DTensor)
 
 
 def _check_hyperparameters(group: Group) -> None:
     if not isinstance(group["rescale"], Rescale):
-        rules = ", ".join(rule + ("(steps, renewals)" if rule == "Horizon" else "()") for rule in RESCALES)
+        rules = ", ".join(f"{name}({', '.join(rule.required_arguments())})" for name, rule in RESCALES.items())
         raise TypeError(f"rescale must be one of {rules}, got {group['rescale']!r}")
-    if group["rest"] not in ("sgd", "adamw"):
-        raise ValueError(f"rest must be 'sgd' or 'adamw', got {group['rest']!r}")
+    if group["rest"] not in RESTS:
+        raise ValueError(f"rest must be {' or '.join(map(repr, RESTS))}, got {group['rest']!r}")
     for key in ("lr", "momentum", "dampening", "weight_decay", "adam_eps", "score_momentum"):
         value = group[key]
         number = isinstance(value, (int, float)) or (key == "lr" and isinstance(value, Tensor) and value.numel() == 1)
         if not (number and 0 <= value < float("inf")):
-            raise ValueError(f"{key} must be a finite number of at least 0, got {value!r}")
+            raise ValueError(f"{key} must be a finite number, at least 0, got {value!r}")
     if not group["score_momentum"] < 1:
         raise ValueError(f"score_momentum must be below 1, got {group['score_momentum']!r}")
     betas = group["adam_betas"]
@@ -116,7 +124,7 @@ def _check_hyperparameters(group: Group) -> None:
     expected = len(group["params"]) if group["coupled"] else 1
     axes = group["axes"]
     if axes is not None and not (isinstance(axes, (tuple, list)) and len(axes) == expected):
-        raise ValueError(f"axes must be a list of {expected} here: one axis per tensor of a block, got {axes!r}")
+        raise ValueError(f"axes must be a list with one axis for each tensor of a block, {expected} here, got {axes!r}")
 
 
 @torch.no_grad()
@@ -132,7 +140,7 @@ def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
     scaled: dict[str, float] = {}
     for p, name in zip(group["params"], names, strict=True):
         if not p.is_meta and not bool(p.isfinite().all()):
-            raise ValueError(f"{name}: holds NaN or inf before the first step")
+            raise ValueError(f"{name}: contains NaN or inf before the first step")
     region = group["region"]
     if region is None:
         return scaled
@@ -140,10 +148,9 @@ def pull_inside(group: Group, names: list[str]) -> dict[str, float]:
         if any(p.is_meta for p in block):
             continue
         layout = layout_of(region, block, axes_of(group))
-        empty = block[0].new_empty(layout.shape, dtype=working_dtype(block[0].dtype))
-        point = layout.gather(block, into=empty)
-        if bool(point.norm() * region.gauge.widest(region.count(point.shape)) <= region.radius):
-            continue  # inside by a bound that costs no SVD
+        point = layout.gathered(block)
+        if bool(region.contains_all_of_norm(point.norm(), point.shape)):
+            continue
         if not bool(region.contains(point, tolerance=tolerance(block[0].dtype))):
             # Leave room for rounding, which must not lead out again.
             inside = region.pull_inside(point) * (1 - torch.finfo(block[0].dtype).eps)
@@ -172,7 +179,9 @@ def params_with_gradients(
         state = state_of(p)
         shape_before = state["momentum"].shape if "momentum" in state else p.shape
         if shape_before != p.shape:
-            raise ValueError(f"{name}: had the shape {tuple(shape_before)}, now {tuple(p.shape)}; make a new optimizer")
+            raise ValueError(
+                f"{name}: its shape was {tuple(shape_before)} and is now {tuple(p.shape)}; create a new optimizer"
+            )
         if p.grad.is_sparse:
             raise TypeError(f"{name}: SFW needs dense gradients; make the layer with sparse=False")
         if p.grad.requires_grad:
@@ -181,6 +190,6 @@ def params_with_gradients(
     if group["coupled"] and 0 < len(pairs) < len(names):
         missing = sorted(set(names) - set(stepped))
         raise ValueError(
-            f"a coupled block moves as one, but {', '.join(missing)} has no gradient while {stepped[0]} has one"
+            f"the tensors of a coupled block need gradients in the same step: {stepped[0]} has one, {', '.join(missing)} has none"
         )
     return [p for p, _ in pairs], stepped

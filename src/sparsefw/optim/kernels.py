@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefw.geometry.gauges import Gauge
 from sparsefw.geometry.views import maximizer_rows
-from sparsefw.optim.rescale import Lengths, Rescale, step_size
+from sparsefw.optim.rescale import Rescale, RuleInputs, step_size
 from sparsefw.optim.stickiness import keep_best_scored
 
 Tensors = list[Tensor]
@@ -42,8 +42,8 @@ class StepSetting(NamedTuple):
 
     def step_size(self, momentum: Tensor, distance: Tensor) -> StepSize:
         """Return eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
-        lengths = Lengths(momentum, self.batch, distance, self.diameter, self.taken)
-        eta, clamped = step_size(self.rule, self.lr, lengths)
+        inputs = RuleInputs(momentum, self.batch, distance, self.diameter, self.taken)
+        eta, clamped = step_size(self.rule, self.lr, inputs)
         if self.healthy is None:
             return StepSize(eta, clamped)
         return StepSize(torch.where(self.healthy, eta, 0), clamped & self.healthy)
@@ -159,7 +159,8 @@ def rows_update(
         moves.append(towards)
     distance = torch.linalg.vector_norm(torch.stack(distances).view(len(theta), -1), dim=-1)
     step = setting.step_size(torch.linalg.vector_norm(norms, dim=-1), distance)
-    etas, decays = step.eta.unbind(), (1 - step.eta).unbind()
+    etas = step.eta.unbind()
+    decays = (1 - step.eta).unbind()
     for weights, before, towards, chosen, eta, decay in zip(theta, old, moves, picks, etas, decays, strict=True):
         for weight, b, move in zip(weights, before, towards, strict=True):
             weight.mul_(decay).index_copy_(0, chosen, b.addcmul_(move, eta))
@@ -167,7 +168,7 @@ def rows_update(
 
 
 def sgd_update(
-    theta: Tensors, gradients: Tensors, m: Tensors, lr: float | Tensor, rho: float, dampening: float, weight_decay: float,
+    theta: Tensors, gradients: Tensors, m: Tensors, *, lr: float | Tensor, rho: float, dampening: float, weight_decay: float,
     nesterov: bool, first: bool, healthy: Tensor | None,
 ) -> None:  # fmt: skip
     """theta <- theta - lr d, with d = m, or g + rho m with nesterov: the operations of torch's SGD in the same order.
@@ -192,7 +193,7 @@ def sgd_update(
 
 
 def adamw_update(
-    theta: Tensors, gradients: Tensors, mean: Tensors, square: Tensors, steps: Tensors, lr: float | Tensor,
+    theta: Tensors, gradients: Tensors, mean: Tensors, square: Tensors, steps: Tensors, *, lr: float | Tensor,
     betas: tuple[float, float], eps: float, weight_decay: float, healthy: Tensor | None,
 ) -> None:  # fmt: skip
     """theta <- (1 - lr wd) theta - lr mean^ / (sqrt(square^) + eps), with ^ the bias-corrected averages (Loshchilov & Hutter)."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sparsefw.geometry import Ball, Groups
+from sparsefw.geometry.precision import working_dtype
 
 Tensors = list[Tensor]
 
@@ -66,6 +67,11 @@ class Layout:
         for view, tensor in zip(self.views(into), tensors, strict=True):
             view.copy_(tensor)
         return into
+
+    def gathered(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the tensors of a block, copied into one tensor of the layout's shape and of the dtype of computations."""
+        dtype = working_dtype(tensors[0].dtype)
+        return self.gather(tensors, into=tensors[0].new_empty(self.shape, dtype=dtype))
 
     def rows(self, tensors: Sequence[Tensor]) -> Tensors:
         """Return aliases of the tensors as matrices whose rows are the groups; RuntimeError where memory does not allow it."""

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from sparsefw.kinds import WEIGHTS
+from sparsefw.optim.block_norms import block_norms
 from sparsefw.optim.defaults import (
     DEEP_WITHOUT_NORMS,
     RENEWALS,
@@ -16,8 +17,7 @@ from sparsefw.optim.defaults import (
     is_convolution,
     unnormalised_depth,
 )
-from sparsefw.optim.lengths import block_lengths
-from sparsefw.optim.radius import FROM_WEIGHTS, checked_momentum, shortness
+from sparsefw.optim.radius import checked_momentum, he_norm_ratio
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import Candidate
 
@@ -47,7 +47,7 @@ class Pace:
         scale_free = self._scale_free and any(is_convolution(c.alias.module) for c in members)
         if self.depth < DEEP_WITHOUT_NORMS:
             return horizon_for(self.steps, self.renewals, scale_free)
-        return horizon_for(self.steps, self.renewals, scale_free, self.depth, _shortness(members))
+        return horizon_for(self.steps, self.renewals, scale_free, self.depth, _he_norm_ratio(members))
 
     def group_keys(self, horizon: Horizon | None) -> dict[str, Any]:
         """Return the keys of a param group that takes steps by this rule."""
@@ -65,18 +65,18 @@ class Pace:
         return member.alias.module is self._last_layer and has_others
 
     def only_turns(self, member: Candidate) -> bool:
-        """Whether steps only turn this weight, because a norm behind it removes its length."""
+        """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
         return self.steps is not None and self._scale_free and is_convolution(member.alias.module)
 
 
-def _shortness(members: Sequence[Candidate]) -> float:
-    """Return He's length of the block in units of its own.
+def _he_norm_ratio(members: Sequence[Candidate]) -> float:
+    """Return how many times larger the norm of the block would be under He's initialisation; at least 1.
 
-    Only a region around the weights depends on the weights as given, and has a group of its own: other blocks share groups, and a
-    saved state would not fit if the rule of a group depended on them.
+    It is 1 unless the region is sized from the weights as given: only then does the block have a group of its own. Other blocks
+    share groups, and a saved state would not fit if the rule of a group depended on its weights.
     """
     rule = members[0].rule
-    if rule is None or rule.w != FROM_WEIGHTS:
+    if rule is None or not rule.sized_from_weights:
         return 1.0
-    lengths = block_lengths(rule, members)
-    return shortness(lengths.start, lengths.default)
+    norms = block_norms(rule, members)
+    return he_norm_ratio(norms.start, norms.default)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry import Ball
-from sparsefw.optim.rescale import Gradient, Lengths, Rescale, step_size
+from sparsefw.optim.rescale import Gradient, Rescale, RuleInputs, step_size
 
 
 def sfw_reference(
@@ -34,8 +34,8 @@ def sfw_reference(
     m = g.clone() if m is None else momentum * m + (1 - dampening) * g
     v = region.lmo(m)
     before = torch.full((1,), float(taken), dtype=torch.float64)
-    lengths = Lengths(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape), before)
-    eta, _ = step_size(rule, lr, lengths)
+    inputs = RuleInputs(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape), before)
+    eta, _ = step_size(rule, lr, inputs)
     theta.lerp_(v, eta[0])
     return m
 
@@ -80,11 +80,14 @@ class ReferenceSFW(torch.optim.Optimizer):
                 if p.grad is None:
                     continue
                 state = self.state[p]
-                m, lr, rho = state.get("momentum"), group["lr"], group["momentum"]
+                m = state.get("momentum")
+                lr = group["lr"]
+                rho = group["momentum"]
                 if group["region"] is None:
                     state["momentum"] = sgd_reference(p, p.grad, m, lr, rho, group["weight_decay"])
                 else:
-                    rule, taken = group["rescale"], state.get("taken", 0)
+                    rule = group["rescale"]
+                    taken = state.get("taken", 0)
                     state["momentum"] = sfw_reference(
                         p, p.grad, m, group["region"], lr, rho, group["dampening"], rule, taken
                     )

@@ -14,8 +14,8 @@ learning rate into that share, for all blocks of a stack at once (tensors of sha
 
 from __future__ import annotations
 
+import inspect
 import math
-import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry.gauges import negligible
+from sparsefw.scalars import is_number, is_whole
 
 # The largest share that Horizon takes in one step. Short trainings would otherwise replace their weights faster than they can
 # learn: at 0.1 a network on 150 images stays at chance, at 0.03 it reaches what SGD does.
@@ -32,8 +33,8 @@ LARGEST_SHARE = 0.03
 MOST_RENEWALS = 100
 
 
-class Lengths(NamedTuple):
-    """What a rule may depend on, each (b,) but the diameter.
+class RuleInputs(NamedTuple):
+    """The quantities that a rule may depend on: a tensor (b,) each, but for the diameter.
 
     momentum   ||m||
     batch      ||g|| of this batch
@@ -53,8 +54,14 @@ class Rescale(ABC):
     """A step-size rule: how a learning rate becomes a share of the way to the vertex."""
 
     @abstractmethod
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
         """Return eta before clamping."""
+
+    @classmethod
+    def required_arguments(cls) -> tuple[str, ...]:
+        """Return the names of the arguments without a default."""
+        parameters = inspect.signature(cls).parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty)
 
     def starting_at(self, lr: float) -> Rescale:
         """Return the rule for a group whose learning rate is `lr` when it is added to the optimizer."""
@@ -95,13 +102,11 @@ class Horizon(Rescale):
     full_lr: float | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.steps, numbers.Integral) and not isinstance(self.steps, bool)
-        if not (whole and self.steps >= 1):
+        if not (is_whole(self.steps) and self.steps >= 1):
             raise ValueError(
-                f"steps must be an int of at least 1, the optimizer steps of the whole training, got {self.steps!r}"
+                f"steps must be an int of at least 1, the number of steps of the whole training, got {self.steps!r}"
             )
-        number = isinstance(self.renewals, numbers.Real) and not isinstance(self.renewals, bool)
-        if not (number and 0 < self.renewals <= MOST_RENEWALS):
+        if not (is_number(self.renewals) and 0 < self.renewals <= MOST_RENEWALS):
             raise ValueError(f"renewals must be a number above 0 and at most {MOST_RENEWALS}, got {self.renewals!r}")
         if self.full_lr is not None and not 0 < self.full_lr < math.inf:
             raise ValueError(
@@ -117,29 +122,29 @@ class Horizon(Rescale):
     def starting_at(self, lr: float) -> Horizon:
         return replace(self, full_lr=lr) if self.full_lr is None else self
 
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
         if self.full_lr is None:
             raise ValueError("Horizon: give full_lr, the learning rate at which the share is full")
-        left = (1 - lengths.taken / self.steps).clamp(min=1 / self.steps)
+        left = (1 - inputs.taken / self.steps).clamp(min=1 / self.steps)
         scheduled = lr / self.full_lr
         lower = torch.minimum(left, scheduled.to(left)) if isinstance(scheduled, Tensor) else left.clamp(max=scheduled)
-        return (self.rate * lower).to(lengths.momentum.dtype)
+        return (self.rate * lower).to(inputs.momentum.dtype)
 
 
 @dataclass(frozen=True)
 class Unscaled(Rescale):
     """eta = lr, the textbook step."""
 
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
-        return lr * torch.ones_like(lengths.momentum)
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
+        return lr * torch.ones_like(inputs.momentum)
 
 
 @dataclass(frozen=True)
 class Diameter(Rescale):
     """eta = lr / D: displacement at most lr."""
 
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
-        return lr * torch.full_like(lengths.momentum, 1 / lengths.diameter)
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
+        return lr * torch.full_like(inputs.momentum, 1 / inputs.diameter)
 
 
 @dataclass(frozen=True)
@@ -151,8 +156,8 @@ class Gradient(Rescale):
 
     of_batch: bool = False
 
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
-        return lr * ((lengths.batch if self.of_batch else lengths.momentum) / lengths.distance)
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
+        return lr * ((inputs.batch if self.of_batch else inputs.momentum) / inputs.distance)
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,8 @@ class FastGradient(Rescale):
 
     of_batch: bool = False
 
-    def share(self, lr: float | Tensor, lengths: Lengths) -> Tensor:
-        return lr * ((lengths.batch if self.of_batch else lengths.momentum) / (lengths.diameter / 2))
+    def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
+        return lr * ((inputs.batch if self.of_batch else inputs.momentum) / (inputs.diameter / 2))
 
 
 RESCALES: dict[str, type[Rescale]] = {
@@ -173,11 +178,11 @@ RESCALES: dict[str, type[Rescale]] = {
 }
 
 
-def step_size(rule: Rescale, lr: float | Tensor, lengths: Lengths) -> tuple[Tensor, Tensor]:
+def step_size(rule: Rescale, lr: float | Tensor, inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     """Return eta in [0, 1], and whether the clamp cut it; both (b,).
 
     eta is 0 where the momentum vanishes, since then every point is equally good, and where theta is at the vertex already.
     """
-    raw = rule.share(lr, lengths)
-    moves = ~negligible(lengths.momentum) & (lengths.distance > 0)
+    raw = rule.share(lr, inputs)
+    moves = ~negligible(inputs.momentum) & (inputs.distance > 0)
     return torch.where(moves, raw.clamp(0, 1), 0), moves & (raw > 1)

@@ -54,7 +54,7 @@ class Rule:
         label = f"rule {self.match!r}"
         named = self.named_kind
         if self.gauge is not None and self.gauge not in GAUGES:
-            raise ValueError(f"{label}: gauge={self.gauge!r}: there are {', '.join(GAUGES)}")
+            raise ValueError(f"{label}: gauge must be one of {', '.join(GAUGES)}, got {self.gauge!r}")
         if self.gauge not in (None, DEFAULT_GAUGE) and (named is None or not named.takes_k):
             raise ValueError(f"{label}: {name_of(self.kind)} has its own gauge")
         if self.kind is None and (self.k, self.w, self.radius) != (None, None, None):
@@ -68,7 +68,8 @@ class Rule:
         is_tuple = isinstance(self.types, tuple) and all(isinstance(t, type) for t in self.types)
         if self.types is not None and not is_tuple:
             raise ValueError(f"{label}: types must be a tuple of module classes, got {self.types!r}")
-        for name, value in (("w", None if self.w == FROM_WEIGHTS else self.w), ("radius", self.radius)):
+        sizes = {"radius": self.radius} if self.sized_from_weights else {"w": self.w, "radius": self.radius}
+        for name, value in sizes.items():
             if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{label}: {name} must be a positive, finite number, got {value!r}")
 
@@ -81,6 +82,11 @@ class Rule:
     def named_kind(self) -> Kind | None:
         """The kind, where it is given by its name."""
         return kind_of(self.kind) if isinstance(self.kind, str) else None
+
+    @property
+    def sized_from_weights(self) -> bool:
+        """Whether the region is sized from the weights as given."""
+        return self.w == FROM_WEIGHTS
 
     @property
     def takes_k(self) -> bool:
@@ -125,10 +131,10 @@ class Candidate:
         return output_axis(self.alias.module) if self.alias.local_name == "weight" else 0
 
     @property
-    def unfit_reason(self) -> str:
-        """Why the rule's kind makes no sense on this layer although its type fits; empty where it does."""
+    def unfit_reason(self) -> str | None:
+        """Why this parameter gets no region although its type fits the rule's kind; None if it gets one."""
         kind = None if self.rule is None else self.rule.named_kind
-        return "" if kind is None else kind.unfit_reason(self.alias.module, self.parameter)
+        return None if kind is None else kind.unfit_reason(self.alias.module, self.parameter)
 
 
 def match_rules(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
@@ -168,7 +174,7 @@ def _trainable_parameters(model: nn.Module) -> list[Candidate]:
         elif p.requires_grad:
             if isinstance(p, nn.parameter.UninitializedParameter):
                 raise ValueError(
-                    f"{name}: is a lazy parameter without a shape yet; run the model once before constraining it"
+                    f"{name}: a lazy parameter has no shape yet; run the model once before constraining it"
                 )
             by_parameter[p] = Candidate(p, [alias])
     if not by_parameter:
@@ -200,7 +206,7 @@ def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
         return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(str(rule.match), names)}"
     some = ", ".join(matching[:3]) + (" ..." if len(matching) > 3 else "")
     if rule.types is None and rule.named_kind is not None:
-        wanted = rule.named_kind.looks_for
+        wanted = rule.named_kind.requirement
     else:
         wanted = " or ".join(t.__name__ for t in rule.types or ())
     return f"rule {rule.match!r}: none of {some} is the weight of a {wanted}"

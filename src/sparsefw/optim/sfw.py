@@ -22,8 +22,8 @@ from torch import Tensor
 from sparsefw.geometry import Ball
 from sparsefw.optim.constrained import constrained_step
 from sparsefw.optim.diagnostics import (
+    ConstraintProgress,
     LayerReports,
-    Progress,
     mean_progress,
     oracle_quality,
     progress_of_blocks,
@@ -52,6 +52,7 @@ from sparsefw.optim.training_warnings import (
     warn_if_unconstrained,
 )
 from sparsefw.optim.unconstrained import unconstrained_step
+from sparsefw.scalars import is_int
 
 
 class SFW(torch.optim.Optimizer):
@@ -109,7 +110,7 @@ class SFW(torch.optim.Optimizer):
     ) -> None:
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}")
-        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 1:
+        if not is_int(check_every) or check_every < 1:
             raise ValueError(f"check_every must be a whole number of at least 1, got {check_every!r}")
         if fused not in (None, True, False):
             raise ValueError(f"fused must be True, False or None, got {fused!r}")
@@ -186,7 +187,8 @@ class SFW(torch.optim.Optimizer):
 
     def _enter_region(self, index: int) -> dict[str, float]:
         """Check a group and scale its weights into its region; return the factor of each scaled block, by name."""
-        group, names = self.param_groups[index], self._names(index)
+        group = self.param_groups[index]
+        names = self._names(index)
         check_group(group, names)
         scaled = pull_inside(group, names)
         self._entered[index] = group["region"]
@@ -308,12 +310,12 @@ class SFW(torch.optim.Optimizer):
         return torch.cat([eta.flatten().float() for eta in etas]) if etas else None
 
     @torch.no_grad()
-    def progress(self) -> Progress | None:
+    def progress(self) -> ConstraintProgress | None:
         """Return how often weights were renewed, how many have decayed and how compressible they are; reads the device.
 
         None where nothing is constrained.
         """
-        parts: list[tuple[int, Progress]] = []
+        parts: list[tuple[int, ConstraintProgress]] = []
         for region, stack, _ in self._labelled_stacks():
             parts += progress_of_blocks(stack, region, self._weights_of(stack))
         return mean_progress(parts) if parts else None

@@ -29,12 +29,25 @@ _ENTRIES_AT_ONCE = 2**21
 _NEXT_AGE = (*range(1, FIRST_STEPS + 1), FIRST_STEPS)
 
 
+class StepTotals(NamedTuple):
+    """Totals of one block over all steps: the columns of StepFigures.progress.
+
+    taken     the number of steps
+    renewed   the sum of their shares
+    clamped   how many were cut at 1
+    """
+
+    taken: float
+    renewed: float
+    clamped: float
+
+
 class StepFigures(NamedTuple):
-    """What steps did to each block, on the device.
+    """The effect of the steps on each block, on the device.
 
     eta        (b,) the last step's share of the way to the vertex
     gained     (b,) <u, m> for its vertex u on the unit ball: divided by the dual norm of m, the quality of the oracle
-    progress   (b, 3) over all steps: their number, the sum of their shares, and how many were cut at 1; kept in state dicts
+    progress   (b, 3) the StepTotals of each block; kept in state dicts
     """
 
     eta: Tensor
@@ -181,7 +194,8 @@ class StackSlice(NamedTuple):
 
     def vertex(self, region: Ball, healthy: Tensor | None) -> Tensor:
         """Return the oracle's vertices at the momentum, on the unit ball; a healthy step renews the warm starts."""
-        stack, span = self.stack, self.span
+        stack = self.stack
+        span = self.span
         momentum = stack.momentum[span]
         warm = None if stack.warm is None or self.is_first_step else stack.warm[span]
         iterations = region.view.iterations(self.age) if isinstance(region.view, Spectrum) else 0
@@ -196,7 +210,8 @@ class StackSlice(NamedTuple):
 
     def record(self, eta: Tensor, clamped: Tensor, healthy: Tensor | None) -> None:
         """Record a step in the figures and ages; where gradients were not healthy, no step counts as taken."""
-        figures, span = self.stack.figures, self.span
+        figures = self.stack.figures
+        span = self.span
         figures.eta[span].copy_(eta)
         figures.taken[span].add_(1 if healthy is None else healthy)
         figures.renewed[span].add_(eta)

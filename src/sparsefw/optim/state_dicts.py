@@ -36,17 +36,20 @@ def restored_groups(state_dict: Group, live: list[Group], names: list[list[str]]
     """
     saved = state_dict.get("param_groups")
     if not isinstance(saved, list) or not isinstance(state_dict.get("state"), dict):
-        raise ValueError("not a state_dict of an optimizer: it has no list 'param_groups' and dict 'state'")
+        raise ValueError("not the state_dict of an optimizer: it must have a list 'param_groups' and a dict 'state'")
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in live]:
         raise ValueError(
-            "the state_dict has other param groups than this optimizer: was the model or `constrain` changed?"
+            "the param groups of the state_dict differ from those of this optimizer: was the model or `constrain` changed?"
         )
     groups = []
     for index, (group, current) in enumerate(zip(saved, live, strict=True)):
         _check_names(index, group, current, names[index])
         missing = sorted(set(defaults) - set(group))
-        if missing or not isinstance(group["region"], (dict, type(None))):
-            raise ValueError(f"param group {index} is not one of SFW: {', '.join(missing) or 'its region'} is missing")
+        if missing:
+            raise ValueError(f"param group {index} of the state_dict is not one of SFW: it has no {', '.join(missing)}")
+        if not isinstance(group["region"], (dict, type(None))):
+            kind = type(group["region"]).__name__
+            raise ValueError(f"param group {index} of the state_dict: region must be a dict or None, got a {kind}")
         region = group["region"] and Ball.from_plain(group["region"])
         restored = {**group, "region": region, "rescale": Rescale.from_plain(group["rescale"])}
         check_group({**restored, "params": current["params"]}, names[index])
@@ -58,9 +61,10 @@ def restored_groups(state_dict: Group, live: list[Group], names: list[list[str]]
 def _check_names(index: int, saved: Group, live: Group, names: list[str]) -> None:
     saved_names = saved.get("param_names")
     if saved_names is not None and live.get("param_names") not in (None, saved_names):
-        other = next(a for a, b in zip(saved_names, names, strict=True) if a != b)
+        other = next(saved_name for saved_name, name in zip(saved_names, names, strict=True) if saved_name != name)
         raise ValueError(
-            f"param group {index} of the state_dict is of {other}, which this optimizer has elsewhere or not"
+            f"param group {index} of the state_dict contains {other}, but not the same group of this optimizer: "
+            "was the model or `constrain` changed?"
         )
 
 
@@ -68,7 +72,9 @@ def _check_shapes(state: Mapping[Any, State], saved: Group, live: Group, names: 
     for i, p, name in zip(saved["params"], live["params"], names, strict=True):
         momentum = state.get(i, {}).get("momentum")
         if momentum is not None and momentum.shape != p.shape:
-            raise ValueError(f"{name}: has the shape {tuple(p.shape)}, its saved momentum {tuple(momentum.shape)}")
+            raise ValueError(
+                f"{name}: its shape is {tuple(p.shape)}, that of its saved momentum {tuple(momentum.shape)}"
+            )
 
 
 def copy_exact_tensors(

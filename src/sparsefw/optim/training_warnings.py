@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.stacks import Stack
+from sparsefw.optim.stacks import Stack, StepTotals
 
 OFTEN = 0.5  # of the steps: a layer that is replaced in every other one cannot learn
 FEW = 0.5  # of the planned renewals
@@ -118,22 +118,25 @@ class TrainingWatch:
                 )
 
     def check_renewals(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """After the last announced step of a group, warn where it was renewed less often than planned; reads the device once."""
+        """After the last announced step of a group, warn if it was renewed less often than planned; reads the device once."""
         for index, group in enumerate(groups):
             rule = group["rescale"]
             if not has_horizon(group) or self._taken.get(index) != rule.steps:
                 continue
             progress = state[group["params"][0]].get("progress")
             planned = rule.rate * rule.steps / 2
-            if progress is not None and float(progress[1]) < FEW * planned:
+            if progress is None:
+                continue
+            renewed = StepTotals(*progress.tolist()).renewed
+            if renewed < FEW * planned:
                 self._warn_once(
                     "few renewals",
-                    f"weights were renewed {float(progress[1]):.2g} times, where {planned:.2g} were planned: the learning rate "
+                    f"weights were renewed {renewed:.2g} times instead of the planned {planned:.2g}: the learning rate "
                     f"was mostly below its first value, lr={rule.full_lr:g}; give SFW the highest one of the schedule",
                 )
 
     def check_layers(self, stacks: Iterable[tuple[Stack, list[str]]]) -> None:
-        """Warn where all gradients are 0, and of layers whose step size was cut at 1 in most steps since the last check.
+        """Warn if all gradients are 0, and about layers whose step size was cut at 1 in most steps since the last check.
 
         Reads the device.
 
@@ -146,7 +149,7 @@ class TrainingWatch:
         if gradients and not any(bool(gradient.any()) for gradient in gradients):
             self._warn_once(
                 "no gradient",
-                "no gradient reaches a constrained layer: all are 0, as where no unit fires any more, and nothing is learned; "
+                "all gradients of constrained layers are 0, for example because no unit fires any more: nothing is learned; "
                 "normalise the inputs, or renew weights less often: constrain(..., renewals=...)",
             )
         if "clamped" not in self._warned:
@@ -167,8 +170,8 @@ class TrainingWatch:
             more = f" and {others} more of {count} layers" if others else ""
             self._warn_once(
                 "clamped",
-                f"the step size was cut at 1 in most steps of {often_clamped[0]}{more}: weights are replaced and not trained; "
-                "a smaller lr or a larger w may help, or constrain(..., steps=...), whose step sizes need neither",
+                f"the step size was cut at 1 in most steps of {often_clamped[0]}{more}: weights are replaced, not trained; "
+                "a smaller lr or a larger w may help, or constrain(..., steps=...), whose step sizes depend on neither",
             )
 
     def _warn_once(self, key: str, text: str) -> None:

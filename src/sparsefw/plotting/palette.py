@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 INK = "#1f2328"
@@ -27,6 +27,10 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
+BASELINE = "sgd"  # the registered name of the method that all others are compared with
+SPARSEFW = "sparsefw"
+
+
 class LineStyle(NamedTuple):
     """The style of a method's lines; dash: of those that are not solid."""
 
@@ -35,16 +39,23 @@ class LineStyle(NamedTuple):
     dash: str
 
 
-def line_styles(methods: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a style for every method: SGD vermillion, SparseFW blue; the styles of up to thirty others all differ."""
+def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
+    """Return a style for every label: SGD is vermillion, and SparseFW has the first of the other colours, blue.
+
+    The styles of up to thirty labels besides SGD all differ. Of several labels of SGD, only the first is vermillion.
+
+    Args:
+        methods: label -> the registered name of its method, such as "sgd"
+    """
+    baseline = next((label for label, method in methods.items() if method == BASELINE), None)
     colours = LINE_COLOURS[:-1]
     styles: dict[str, LineStyle] = {}
     others = 0
-    for method in sorted(dict.fromkeys(methods), key=lambda method: not method.startswith("SparseFW")):
-        if method == "SGD":
-            styles[method] = LineStyle(VERMILLION, MARKERS[0], DASHES[0])
+    for label in sorted(methods, key=lambda label: methods[label] != SPARSEFW):
+        if label == baseline:
+            styles[label] = LineStyle(VERMILLION, MARKERS[0], DASHES[0])
             continue
         cycle = others // len(colours) % len(MARKERS)
-        styles[method] = LineStyle(colours[others % len(colours)], MARKERS[cycle], DASHES[cycle])
+        styles[label] = LineStyle(colours[others % len(colours)], MARKERS[cycle], DASHES[cycle])
         others += 1
     return styles

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from sparsefw.kinds import FILTERS, RANK
+from sparsefw.kinds import FILTERS, RANK, Kind
 from sparsefw.plotting.charts import LOGARITHMIC_FLOOR, Axis, Chart, Line, Spread, spread_of
 from sparsefw.plotting.palette import LINE_COLOURS, LineStyle, line_styles
 from sparsefw.report.records import ReportError, Run
@@ -33,13 +33,13 @@ MOST_MARKED_EPOCHS = 12  # in longer trainings, epochs have no markers
 TOO_CLOSE = 0.06  # share of the axis: ratios closer than that cannot all be labelled on a linear axis
 MOST_DENSE = 4  # dense networks that a legend lists
 EPOCH_AXES = (Axis("epoch", "epoch"),)
-MAGNITUDES = (FILTERS.units, RANK.units)
+SPECTRUM_KINDS = (FILTERS, RANK)  # the kinds whose magnitudes a run records
 Style = Mapping[str, LineStyle]
 
 
 def curves_chart(comparison: Comparison, style: Style | None = None) -> Chart:
     """Chart the metric against the ratio removed, or a size: plain dashed, refit solid, worst to best seed as a band."""
-    style = style or line_styles(series.method for series in comparison.series)
+    style = style or line_styles({series.method: series.method_name for series in comparison.series})
     ratios = tuple(100 * ratio for ratio in comparison.ratios)
     gaps = [high - low for low, high in pairwise(ratios)]
     close = bool(gaps) and min(gaps) < TOO_CLOSE * (ratios[-1] - ratios[0])
@@ -98,7 +98,7 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
     trained = [run for run in runs if run.epochs]
     if not trained:
         raise ReportError("no run has finished an epoch")
-    style = style or line_styles(run.method for run in trained)
+    style = style or line_styles({run.method: run.method_name for run in trained})
     names = short_names([run.method for run in trained])
     lines = []
     ends = {}
@@ -136,7 +136,7 @@ def decay_chart(runs: Sequence[Run], style: Style | None = None) -> Chart | None
             alike[run.method].append(run)
     if not alike:
         return None
-    style = style or line_styles(alike)
+    style = style or line_styles({method: group[0].method_name for method, group in alike.items()})
     names = short_names(list(alike))
     lines = []
     ends = {}
@@ -155,7 +155,7 @@ def run_charts(run: Run) -> list[Chart]:
     """Chart the training of one run: the metric, and over the same epochs the state of the constrained weights, if any."""
     if not run.epochs:
         raise ReportError(f"{run.folder}: no epoch has ended")
-    blue = line_styles([run.method])[run.method]
+    blue = line_styles({run.method: run.method_name})[run.method]
     few = len(run.epochs) <= MOST_MARKED_EPOCHS
 
     def line(part: str, name: str, look: LineStyle, solid: bool = True) -> list[Line]:
@@ -178,35 +178,35 @@ def run_charts(run: Run) -> list[Chart]:
     return charts
 
 
-def spectra_charts(runs: Sequence[Run], style: Style | None = None) -> dict[str, dict[str, Chart]]:
+def spectra_charts(runs: Sequence[Run], style: Style | None = None) -> dict[str, dict[Kind, Chart]]:
     """Chart the magnitudes of every layer, relative to the largest one, of the lowest seed of every method.
 
     Returns:
-        layer -> units ("filters" or "singular values") -> chart
+        layer -> kind (filters or rank) -> chart
     """
     first: dict[str, Run] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         if run.record.spectra.layers:
             first.setdefault(run.method, run)
     spectra = {run.method: first[run.method].record.spectra.layers for run in runs if run.method in first}
-    style = style or line_styles(spectra)
+    style = style or line_styles({method: first[method].method_name for method in spectra})
     names = short_names(list(spectra))
-    charts: dict[str, dict[str, Chart]] = {}
+    charts: dict[str, dict[Kind, Chart]] = {}
     for layer in dict.fromkeys(layer for layers in spectra.values() for layer in layers):
-        for units in MAGNITUDES:
+        for kind in SPECTRUM_KINDS:
             lines = []
             for method, layers in spectra.items():
-                spectrum = layers.get(layer, {}).get(units)
+                spectrum = layers.get(layer, {}).get(kind.name)
                 if spectrum is None:
                     continue
                 x = [100 * (i + 1) / spectrum.count for i in spectrum.index]
                 largest = spectrum.value[0] or 1.0
                 y = [spread_of([max(value / largest, LOGARITHMIC_FLOOR)]) for value in spectrum.value]
-                lines.append(Line(names[method], method, units, style[method], True, {"share": x}, y))
-            axis = Axis("share", f"share of the {units}, largest first", unit="%")
-            label = "norm of a filter" if units == FILTERS.units else "singular value"
-            chart = Chart(tuple(lines), (axis,), f"{label} / largest", "log", f"{layer}: {units}", marked=False)
-            charts.setdefault(layer, {})[units] = chart
+                lines.append(Line(names[method], method, kind.units, style[method], True, {"share": x}, y))
+            axis = Axis("share", f"share of the {kind.units}, largest first", unit="%")
+            label = "norm of a filter" if kind is FILTERS else "singular value"
+            chart = Chart(tuple(lines), (axis,), f"{label} / largest", "log", f"{layer}: {kind.units}", marked=False)
+            charts.setdefault(layer, {})[kind] = chart
     return charts
 
 

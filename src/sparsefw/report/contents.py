@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsefw.config_base import flatten
+from sparsefw.kinds import Kind
 from sparsefw.plotting.charts import Chart
 from sparsefw.plotting.palette import line_styles
 from sparsefw.report.charts import curves_chart, decay_chart, spectra_charts, training_chart
@@ -69,7 +70,7 @@ class TaskContents:
     """Everything about one task.
 
     all_training   training with the runs of sweeps that the other figures leave out; None where none are left out
-    spectra        layer -> units -> chart
+    spectra        layer -> kind -> chart
     """
 
     task: Task
@@ -79,7 +80,7 @@ class TaskContents:
     all_training: Chart | None
     decay: Chart | None
     notes: tuple[str, ...]
-    spectra: Mapping[str, Mapping[str, Chart]]
+    spectra: Mapping[str, Mapping[Kind, Chart]]
 
     @property
     def address(self) -> str:
@@ -134,8 +135,10 @@ def _task_contents(task: Task, runs: Sequence[Run]) -> TaskContents:
     split = "test" if any(run.has_curves("test") for run in runs) else "validation"
     drawn = _drawn_runs(runs, swept, split)
     comparisons = [compared(drawn, kind, form, split) for kind, form in kinds_of(drawn, split)]
-    compared_methods = [series.method for comparison in comparisons for series in comparison.series]
-    style = line_styles([run.method for run in drawn] + compared_methods)
+    methods = {run.method: run.method_name for run in drawn}
+    for comparison in comparisons:
+        methods |= {series.method: series.method_name for series in comparison.series}
+    style = line_styles(methods)
     results = tuple(
         Results(
             task,
@@ -152,7 +155,7 @@ def _task_contents(task: Task, runs: Sequence[Run]) -> TaskContents:
     trained = [run for run in drawn if run.epochs]
     more = any(run.epochs for run in runs if run not in drawn)
     epochs = sorted({run.planned_epochs for run in trained})
-    notes = (f"Trained for {epochs[0]} to {epochs[-1]} epochs: not for equally long.",) if len(epochs) > 1 else ()
+    notes = (f"Trained for {epochs[0]} to {epochs[-1]} epochs, not all equally long.",) if len(epochs) > 1 else ()
     return TaskContents(
         task,
         results,

@@ -17,6 +17,7 @@ from sparsefw.report.records import Run
 from sparsefw.report.series import FORM_NAMES, METRIC_NAMES, kinds_of, percent
 from sparsefw.report.tables import Table, shown_ratio
 from sparsefw.runfolder.schema import CurveRecord
+from sparsefw.scalars import is_number
 
 MOST_PAIRS = 3  # of settings that are drawn, those with the most values first
 
@@ -39,7 +40,7 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        """The mean over the ratios by which a sweep chooses: where nothing can be computed, it counts 0."""
+        """The mean over the ratios by which a sweep chooses; a network without finite outputs counts as 0."""
         return statistics.fmean(0.0 if math.isnan(value) else value for value in self.plain)
 
 
@@ -81,8 +82,10 @@ class Family:
         first = self.tried[0]
         settings = ", ".join(f"{key} = {shown(value)}" for key, value in first.settings.items())
         choice = f"Best of {len(self.tried)} on {self.split} images: {settings} ({first.run.folder.name})"
-        figures = f"{percent(first.mean)} in the mean over {self.span}, plain; dense {percent(first.dense)}"
-        warning = " Chosen on the images it is tested on, its figure flatters." if self.split == "test" else ""
+        figures = f"{percent(first.mean)} on average over {self.span}, plain; dense {percent(first.dense)}"
+        warning = (
+            " It was chosen on these test images, so its figure is too optimistic." if self.split == "test" else ""
+        )
         return f"{choice}: {figures}.{warning}"
 
     def maps(self) -> list[tuple[HeatMap, HeatMap]]:
@@ -164,9 +167,9 @@ def _family(name: str, group: Sequence[Run], kind: str, form: str) -> Family | N
         seeds[configuration].append(pair)
         varied[configuration] = {key: values.get(key) for key in keys}
     tried = [_tried(group, varied[configuration], ratios) for configuration, group in seeds.items()]
-    tried.sort(key=lambda one: -one.mean)
+    tried.sort(key=lambda configuration: -configuration.mean)
     others = sum(run.curve(kind, form, split) is None and run.has_curves("test") for run in group)
-    note = f"Runs without a curve on validation images, not among these: {others}."
+    note = f"Runs that are left out because they have no curve on validation images: {others}."
     note = note if split == "validation" and others else ""
     return Family(name, kind, form, split, metric, tuple(keys), tuple(ratios), tuple(tried), note)
 
@@ -184,4 +187,4 @@ def _tried(pairs: Sequence[tuple[Run, CurveRecord]], settings: Mapping[str, Any]
 
 
 def _numbers(values: Iterable[Any]) -> list[float]:
-    return sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
+    return sorted({value for value in values if is_number(value)})

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from sparsefw.config_base import flatten
+from sparsefw.plotting.palette import BASELINE
 from sparsefw.report.records import Run
+from sparsefw.scalars import is_number
 
-BASELINE = "sgd"  # the method that all others are compared with
 LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
 
 
@@ -42,7 +43,7 @@ def named(runs: Sequence[Run]) -> list[Run]:
         return f"{method}, seed {run.seed}" if len(seeds[run.task, method]) > 1 else method
 
     renamed = [replace(run, method=methods[run.folder], label=label(run)) for run in runs]
-    return sorted(renamed, key=lambda run: (run.task, run.record.config.method != BASELINE, _natural_order(run.label)))
+    return sorted(renamed, key=lambda run: (run.task, run.method_name != BASELINE, _natural_order(run.label)))
 
 
 def shown(value: Any) -> str:
@@ -66,7 +67,7 @@ def exact(value: Any) -> str:
     >>> exact(1) == exact(1.0), exact(0.12345671) == exact(0.12345674)
     (True, False)
     """
-    return repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+    return repr(float(value)) if is_number(value) else shown(value)
 
 
 def _natural_order(text: str) -> list[tuple[float, str]]:

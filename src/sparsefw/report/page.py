@@ -13,7 +13,7 @@ from sparsefw.report.html import paragraphs, section_frame
 from sparsefw.report.payload import payload_of
 from sparsefw.report.records import Damaged, ReportError, Run
 from sparsefw.report.sections import sections_of
-from sparsefw.report.sections.section import Section
+from sparsefw.report.sections.section import ReportSection
 
 PAPER = "https://arxiv.org/abs/2205.11921"
 HERE = Path(__file__).parent
@@ -60,11 +60,11 @@ def write_page(
     return path
 
 
-def _entry(section: Section[Any], subject: Any) -> str:
+def _entry(section: ReportSection[Any], subject: Any) -> str:
     return f'<li><a href="#{section.address_of(subject)}">{escape(section.title(subject))}</a></li>'
 
 
-def _framed(section: Section[Any], subject: Any, chart_names: Sequence[str]) -> str:
+def _framed(section: ReportSection[Any], subject: Any, chart_names: Sequence[str]) -> str:
     address = section.address_of(subject)
     content = section.html(subject, chart_names)
     if section.heading is None:

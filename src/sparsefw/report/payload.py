@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsefw.plotting.chart_data import chart_data
-from sparsefw.report.sections.section import Section
+from sparsefw.report.sections.section import ReportSection
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Payload:
         return as_script({"figures": self.figures, "explorers": self.explorers})
 
 
-def payload_of(sections: Sequence[tuple[Section[Any], Any]]) -> Payload:
+def payload_of(sections: Sequence[tuple[ReportSection[Any], Any]]) -> Payload:
     """Collect the data of these sections, each with its subject."""
     payload = Payload()
     for section, subject in sections:

@@ -43,7 +43,7 @@ class Epoch:
 class Run:
     """A run and its names.
 
-    method    shared by the runs that differ in their seed only
+    method    the method in words, equal for runs that differ in their seed only
     label     the method, with the seed if there are several
     epochs    the metric after every epoch
     """
@@ -56,6 +56,11 @@ class Run:
     @property
     def folder(self) -> Path:
         return self.record.folder
+
+    @property
+    def method_name(self) -> str:
+        """The registered name of the method, such as "sgd"."""
+        return self.record.config.method
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Curves of runs that differ in their seed only, put together; and the sentences that say what they show."""
+"""Curves of runs that differ in their seed only, combined; and the sentences that state their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MOST_RANKED = 4  # methods that a sentence lists
 class Series:
     """The curve of one method: at every ratio, plain, refit (None where it was not measured) and the mean size.
 
-    method         its name, with `rule_words`
+    method         the method in words, with `rule_words`
+    method_name    its registered name, such as "sgd"
     rule_words     how its curve was measured, where that differs from the other curves
     folder         of the run with the lowest seed
     epochs         planned lengths of its trainings
@@ -34,6 +35,7 @@ class Series:
     """
 
     method: str
+    method_name: str
     rule_words: tuple[str, ...]
     folder: Path
     seeds: int
@@ -148,7 +150,7 @@ def notes_on(comparison: Comparison) -> list[str]:
         lengths = ", ".join(f"{names[series.method]} {_range(series.epochs)}" for series in every)
         listed = f" ({lengths})" if len(every) <= 6 else ""
         notes.append(
-            f"These networks were trained for {epochs[0]} to {epochs[-1]} epochs{listed}: not for equally long."
+            f"These networks were trained for {epochs[0]} to {epochs[-1]} epochs{listed}, not all equally long."
         )
     if len({series.seeds for series in every}) > 1:
         counts = ", ".join(f"{names[series.method]} {series.seeds}" for series in every)
@@ -158,11 +160,11 @@ def notes_on(comparison: Comparison) -> list[str]:
         notes.append(f"Trained again after pruning, unlike the others: {', '.join(retrained)}.")
     rules = {_rule(series.settings) for series in every}
     if rules != {_rule(CurveSettings())}:
-        texts = [f"score {score}, allocation {allocation or 'as by default'}" for score, allocation in sorted(rules)]
+        texts = [f"score {score}, {allocation or 'default'} allocation" for score, allocation in sorted(rules)]
         notes.append(f"Measured with {' and '.join(texts)}.")
     images = sorted({number for series in every for number in series.images})
     if len(images) > 1:
-        notes.append(f"Calibrated on {images[0]:,} to {images[-1]:,} images: not on equally many.")
+        notes.append(f"Calibrated on {images[0]:,} to {images[-1]:,} images, not all on equally many.")
     return notes
 
 
@@ -176,7 +178,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return what a comparison shows, by a rule that favours no method: all of them at one ratio, plain, best first."""
+    """Return the result of a comparison: all methods at one ratio, plain, best first. The rule favours no method."""
     ratio = comparison.headline_ratio
     names = comparison.names
     values = {names[series.method]: at[0].mean for series in comparison.series if (at := series.at(ratio))}
@@ -190,17 +192,17 @@ def _retraining_text(comparison: Comparison) -> str:
     retrained = [series.retrained for series in comparison.series]
     if all(retrained):
         return "after retraining"
-    return "no retraining but where it is named" if any(retrained) else "no retraining"
+    return "no retraining unless named" if any(retrained) else "no retraining"
 
 
 def refit_sentence(comparison: Comparison) -> str | None:
-    """Return what a comparison shows about refit; None where nothing was refitted."""
+    """Return the result of refit in one sentence; None if nothing was refitted."""
     ratio = comparison.headline_ratio
     pairs = {comparison.names[series.method]: series.at(ratio) for series in comparison.series}
     values = {name: pair[1].mean for name, pair in pairs.items() if pair and pair[1]}
     if not values:
         return None
-    return f"With what is left fitted in closed form to unlabelled images: {ranked(values, comparison.metric_name)}."
+    return f"With the remaining weights fitted in closed form to unlabelled images: {ranked(values, comparison.metric_name)}."
 
 
 def short_names(methods: Sequence[str], kept: Collection[str] = ()) -> dict[str, str]:
@@ -217,8 +219,8 @@ def short_names(methods: Sequence[str], kept: Collection[str] = ()) -> dict[str,
     shared = Counter((first, word) for first, *rest in words.values() for word in set(rest))
     short = {}
     for method, (first, *rest) in words.items():
-        telling = [word for word in rest if shared[first, word] < sizes[first] or word in kept]
-        short[method] = " ".join([first, *telling])
+        distinctive = [word for word in rest if shared[first, word] < sizes[first] or word in kept]
+        short[method] = " ".join([first, *distinctive])
     return short if len(set(short.values())) == len(short) else {method: method for method in methods}
 
 
@@ -254,6 +256,7 @@ def _series(method: str, rule_words: tuple[str, ...], group: Sequence[tuple[Run,
     images = {curve.settings.calibration for curve in curves if curve.settings.calibration is not None}
     return Series(
         method=" ".join([method, *rule_words]),
+        method_name=first_run.method_name,
         rule_words=rule_words,
         folder=first_run.folder,
         seeds=len(curves),

@@ -42,7 +42,7 @@ def sizes_rows(comparison: Comparison, runs: Iterable[Run]) -> dict[float, list[
 
 def compress_command(run: Run, settings: CurveSettings, kind: str, ratio: float) -> str:
     """Return the command that makes the physically smaller network of a run."""
-    ((option, amount),) = kind_of(kind).request(ratio).items()
+    ((option, amount),) = kind_of(kind).compress_arguments(ratio).items()
     amount = amount if isinstance(amount, str) else f"{amount:.6g}"
     words = ["sparsefw", "compress", str(run.folder), f"--{option}", amount]
     if settings.score != CurveSettings().score:

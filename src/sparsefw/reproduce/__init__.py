@@ -15,7 +15,7 @@ _SETUPS = {
     "cifar100": "WideResNet-28x10 on CIFAR-100",
     "tinyimagenet": "ResNet-50 on TinyImageNet",
     "imagenet": "ResNet-50 on ImageNet",
-    "cityscapes": "PSPNet on CityScapes",
+    "cityscapes": "PSPNet on Cityscapes",
 }
 _ALL: tuple[Experiment, ...] = (
     *(

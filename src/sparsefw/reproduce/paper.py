@@ -9,19 +9,36 @@ from pathlib import Path
 from pydantic import Field
 
 from sparsefw.config_base import Section, parse
-from sparsefw.text import counted
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import read_yaml
 
-# The paper chooses configurations as we do, on validation images.
-SEEDS = 2
-VALIDATION = 0.1
+SEEDS = 2  # of every configuration that the paper reports
+VALIDATION = 0.1  # the part of the training images on which the paper chooses configurations
 FILE = Path(__file__).with_name("paper.yaml")
 Cell = tuple[float, float]  # mean and standard deviation over seeds
 
 
+NETWORK_TITLES = {
+    "resnet18": "ResNet-18",
+    "wide_resnet": "WideResNet-28x10",
+    "resnet50": "ResNet-50",
+    "pspnet_resnet101": "PSPNet",
+}
+DATA_TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tinyimagenet": "TinyImageNet",
+    "imagenet": "ImageNet-1K",
+    "cityscapes": "Cityscapes",
+}
+
+
 class Setup(Section):
-    """How the paper trains on a data set; dense: the figure of SGD before compression."""
+    """How the paper trains on a data set.
+
+    data, network   their names in recipes
+    dense           the figure of SGD before compression
+    """
 
     data: str
     network: str
@@ -30,6 +47,10 @@ class Setup(Section):
     lr: float
     momentum: float
     dense: Cell
+
+    @property
+    def title(self) -> str:
+        return f"{NETWORK_TITLES[self.network]} on {DATA_TITLES[self.data]}"
 
 
 class PaperTable(Section):
@@ -53,42 +74,31 @@ def paper() -> Paper:
     return parse(Paper, read_yaml(FILE.read_text(), FILE.name), FILE.name)
 
 
-NETWORKS = {
-    "resnet18": "ResNet-18",
-    "wide_resnet": "WideResNet-28x10",
-    "resnet50": "ResNet-50",
-    "pspnet_resnet101": "PSPNet",
-}
-DATA = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tinyimagenet": "TinyImageNet",
-    "imagenet": "ImageNet-1K",
-    "cityscapes": "CityScapes",
-}
-
-
 def find_deviations(config: RunConfig, setup: Setup, seeds: int, changes: Sequence[str] = ()) -> list[str]:
-    """Return how a training of ours deviates from the paper's, a sentence each; changes: what the user has set."""
-    ours = {
-        "data": DATA.get(config.data.name, config.data.name),
-        "network": NETWORKS.get(config.model.name, config.model.name),
-        "epochs": config.train.epochs,
-        "batch_size": config.data.batch_size,
-        "lr": config.train.lr,
-        "momentum": config.train.momentum,
+    """Return how a training of ours deviates from the paper's, a phrase each.
+
+    Args:
+        config: Our configuration.
+        setup: The paper's.
+        seeds: How many seeds we train.
+        changes: The settings that the user changed, such as "train.epochs=5".
+    """
+    deviations = []
+    if config.data.name != setup.data:
+        ours = DATA_TITLES.get(config.data.name, config.data.name)
+        deviations.append(f"data: {ours} (paper: {DATA_TITLES[setup.data]})")
+    if config.model.name != setup.network:
+        ours = NETWORK_TITLES.get(config.model.name, config.model.name)
+        deviations.append(f"network: {ours} (paper: {NETWORK_TITLES[setup.network]})")
+    numbers = {
+        "epochs": (config.train.epochs, setup.epochs),
+        "batch size": (config.data.batch_size, setup.batch_size),
+        "learning rate": (config.train.lr, setup.lr),
+        "momentum": (config.train.momentum, setup.momentum),
+        "seeds": (seeds, SEEDS),
     }
-    names = {"batch_size": "batch size", "lr": "learning rate"}
-    deviations = [
-        f"{names.get(key, key)}: {value}, the paper {getattr(setup, key)}"
-        for key, value in ours.items()
-        if value != getattr(setup, key)
-    ]
+    deviations += [f"{name}: {value} (paper: {theirs})" for name, (value, theirs) in numbers.items() if value != theirs]
     validation = config.data.validation
     if validation != VALIDATION:
-        deviations.append(
-            f"held out for validation: {validation:.0%} of the training images, the paper {VALIDATION:.0%}"
-        )
-    if seeds != SEEDS:
-        deviations.append(f"{counted(seeds, 'seed')}, the paper {SEEDS}")
+        deviations.append(f"held out for validation: {validation:.0%} of the training images (paper: {VALIDATION:.0%})")
     return [*deviations, *(f"--set {change}" for change in changes)]

@@ -110,7 +110,7 @@ class TableExperiment(SweepExperiment):
         return ExperimentResult(
             title,
             {"Ours, the paper, and the difference; bold: above the paper's": table},
-            {"curves": comparison_chart(results, self.table, title)},
+            {"curves": comparison_chart(results, self.table, title, methods_of(plan))},
             deviations,
             {"sweep": results, "paper": self.table.model_dump(), "rates": rates},
             failed,
@@ -191,9 +191,23 @@ def spread_over_seeds(runs: Sequence[Mapping[str, Any]], key: str) -> list[Sprea
     return [spread_of([math.nan if value is None else value for value in column]) for column in columns]
 
 
-def comparison_chart(results: Mapping[str, Any], table: PaperTable | None, title: str) -> Chart:
-    """Return our curves, solid, with bands over seeds; and the paper's, dashed, if a table is given."""
-    styles = line_styles(results["rows"])
+def methods_of(plan: SweepPlan) -> dict[str, str]:
+    """Return the registered name of the method of every row."""
+    return {name: row.method["name"] for name, row in plan.grid.methods.items()}
+
+
+def comparison_chart(
+    results: Mapping[str, Any], table: PaperTable | None, title: str, methods: Mapping[str, str]
+) -> Chart:
+    """Return our curves, solid, with bands over seeds; and the paper's, dashed, if a table is given.
+
+    Args:
+        results: of the sweep
+        table: of the paper
+        title: of the chart
+        methods: the registered name of the method of every row
+    """
+    styles = line_styles({name: methods[name] for name in results["rows"]})
     lines = []
     x = {"ratio": [100 * ratio for ratio in results["at"]]}
     for name, row in results["rows"].items():

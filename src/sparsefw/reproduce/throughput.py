@@ -10,7 +10,7 @@ from sparsefw.bench import STEADY, measure_training_speed
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.experiment import QUICK_STEM, Experiment, ExperimentOptions, ExperimentResult
 from sparsefw.reproduce.paper import paper
-from sparsefw.train.recipes import load_recipe
+from sparsefw.train.recipes import baseline_of, load_recipe
 
 SECONDS = 5.0  # for which each rate is measured
 QUICK_SECONDS = 0.5
@@ -42,21 +42,26 @@ class ThroughputExperiment(Experiment):
         return {"cifar10": QUICK_STEM} if options.quick else STEMS
 
     def describe(self, options: ExperimentOptions) -> list[str]:
+        self._check_changes(options)
         lines = []
         changes = "".join(f" --set {change}" for change in options.changes)
         for stem in self.stems(options).values():
-            load_recipe(f"{stem}-sgd", options.changes)  # refuses bad changes
             lines.append(f"sparsefw bench train {stem} --rows {','.join(ROWS)}{changes}")
         return lines
 
+    def _check_changes(self, options: ExperimentOptions) -> None:
+        """Refuse changes that a recipe does not accept, before anything is measured."""
+        for stem in self.stems(options).values():
+            load_recipe(baseline_of(stem), options.changes)
+
     def run(self, options: ExperimentOptions) -> ExperimentResult:
-        self.describe(options)  # refuses bad changes before anything is measured
+        self._check_changes(options)
         tables = {}
         record = {}
         for data, stem in self.stems(options).items():
             setup = paper().setups[data]
             record[stem] = measure_rates(stem, options, list(ROWS))
-            tables[f"{stem}, paper: {setup.network} on {setup.data}"] = _table(record[stem], data)
+            tables[f"{stem}, paper: {setup.title}"] = _table(record[stem], data)
         deviations = [
             "images/s are of this machine, the paper's of a V100: compare the shares of SGD's",
             "NUC, SVDEnergy and TRP are measured with full SVDs, as in the paper, and in the forms that need none",

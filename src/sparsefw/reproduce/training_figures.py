@@ -21,7 +21,7 @@ from sparsefw.reproduce.weight_figures import NO_NUMBERS, heat_map_table
 from sparsefw.runfolder import RetrainingPaths, RunPaths
 from sparsefw.runfolder.read import read_curve, read_epochs, read_result
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.recipes import load_recipe
+from sparsefw.train.recipes import baseline_of, load_recipe
 
 STEM = "cifar10-resnet18"
 SETUP = "cifar10"
@@ -54,7 +54,7 @@ class TrainingExperiment(Experiment):
         return [*map(str, self.commands(options)), *self.deviations(options, 1)]
 
     def deviations(self, options: ExperimentOptions, seeds: int) -> list[str]:
-        config = load_recipe(f"{_stem(options)}-sgd", [*_quick_changes(options), *options.changes])
+        config = load_recipe(baseline_of(_stem(options)), [*_quick_changes(options), *options.changes])
         return [*find_deviations(config, paper().setups[SETUP], seeds, options.changes), NO_NUMBERS]
 
 
@@ -242,15 +242,24 @@ class EpochExperiment(TrainingExperiment):
         series = {
             label: _spread_per_epoch(commands, self.quantity) for label, commands in self.trainings(options).items()
         }
-        chart = self.chart(self.title(options), {label: values for label, values in series.items() if values})
+        drawn = {label: values for label, values in series.items() if values}
+        chart = self.chart(self.title(options), drawn, self.methods(options))
         deviations = self.deviations(options, self.seeds(options))
         record = {label: [spread.mean for spread in values] for label, values in series.items()}
         tables = {"Over the training": _quarters_table(series)}
         return ExperimentResult(self.title(options), tables, {"epochs": chart}, deviations, record, failed)
 
-    def chart(self, title: str, series: Mapping[str, Sequence[Spread]]) -> Chart:
+    def methods(self, options: ExperimentOptions) -> dict[str, str]:
+        """Return the registered name of the method of every label."""
+        stem = _stem(options)
+        return {
+            label: load_recipe(f"{stem}-{variant}").method.name
+            for label, (variant, *_) in self.variants(options).items()
+        }
+
+    def chart(self, title: str, series: Mapping[str, Sequence[Spread]], methods: Mapping[str, str]) -> Chart:
         in_percent = self.quantity is Quantity.DISTANCE
-        styles = line_styles(series)
+        styles = line_styles({label: methods[label] for label in series})
         lines = []
         for label, values in series.items():
             y = [_scaled(100.0, spread) for spread in values] if in_percent else values

@@ -12,7 +12,7 @@ from sparsefw.plotting.charts import Chart, HeatMap, Line, spread_of
 from sparsefw.plotting.palette import line_styles
 from sparsefw.report.tables import Table
 from sparsefw.reproduce.experiment import ExperimentOptions, ExperimentResult
-from sparsefw.reproduce.paper_tables import SweepExperiment, comparison_chart, metric_of, ratio_axis
+from sparsefw.reproduce.paper_tables import SweepExperiment, comparison_chart, methods_of, metric_of, ratio_axis
 from sparsefw.sweep.results import figure_cells
 from sparsefw.sweep.sweep_plan import SweepPlan, settings_text
 
@@ -44,7 +44,7 @@ class WeightsExperiment(SweepExperiment):
         return ExperimentResult(
             title,
             {"Test figures": chosen_table(results)},
-            {"curves": comparison_chart(results, None, title)},
+            {"curves": comparison_chart(results, None, title, methods_of(plan))},
             [*self.deviations(plan), NO_NUMBERS],
             {"sweep": results},
             failed,
@@ -119,15 +119,20 @@ class RescalingExperiment(SweepExperiment):
         return ExperimentResult(
             title,
             tables,
-            {"curves": _best_chart(title, results, best)},
+            {"curves": _best_chart(title, results, best, methods_of(plan))},
             [*self.deviations(plan), NO_NUMBERS, _on_validation("the figure's values")],
             {"sweep": results, "best": best},
             failed,
         )
 
 
-def _best_chart(title: str, results: Mapping[str, Any], best: Mapping[str, tuple[list[float], list[float]]]) -> Chart:
-    styles = line_styles(best)
+def _best_chart(
+    title: str,
+    results: Mapping[str, Any],
+    best: Mapping[str, tuple[list[float], list[float]]],
+    methods: Mapping[str, str],
+) -> Chart:
+    styles = line_styles({name: methods[name] for name in best})
     x = {"ratio": [100 * ratio for ratio in results["at"]]}
     lines = []
     for name, (pruned, dense) in best.items():

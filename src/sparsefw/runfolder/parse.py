@@ -1,4 +1,4 @@
-"""Parse the contents of files into records. What a record cannot do without raises KeyError, TypeError or ValueError."""
+"""Parse the contents of files into records. A missing or malformed required field raises KeyError, TypeError or ValueError."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sparsefw.kinds import kind_of
+from sparsefw.kinds import RANK, kind_of
 from sparsefw.runfolder.schema import (
     SIZES,
     ConstraintFigures,
-    CurvePoint,
     CurveRecord,
     CurveSettings,
     EnvironmentRecord,
@@ -19,6 +18,7 @@ from sparsefw.runfolder.schema import (
     Figures,
     ModelRecord,
     ObservedFigures,
+    RecordedPoint,
     ResultRecord,
     RetrainingPhase,
     RetrainingRequest,
@@ -29,14 +29,16 @@ from sparsefw.runfolder.schema import (
     Spectrum,
     SweepJob,
 )
+from sparsefw.scalars import is_number
 
 Content = Mapping[str, Any]
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # raised by a content that is not as the schema says
+FORMER_SPECTRA = {"singular values": RANK.name}  # the key that earlier versions wrote
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # raised by content that does not follow the schema
 
 
 def number(value: Any) -> float | None:
     """Return a number as a float, and None for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None
 
 
 def finite(value: float) -> float:
@@ -45,7 +47,8 @@ def finite(value: float) -> float:
 
 
 def parse_facts(content: Content) -> RunFacts:
-    phase, job = content["phase"], content["job"]
+    phase = content["phase"]
+    job = content["job"]
     return RunFacts(
         name=str(content["name"]),
         kind=RunKind(content["kind"]),
@@ -60,7 +63,8 @@ def parse_facts(content: Content) -> RunFacts:
 
 
 def parse_environment(content: Content) -> EnvironmentRecord:
-    date, data = content.get("date"), content.get("data")
+    date = content.get("date")
+    data = content.get("data")
     return EnvironmentRecord(
         versions=dict(content.get("versions") or {}),
         hardware=dict(content.get("hardware") or {}),
@@ -72,7 +76,8 @@ def parse_environment(content: Content) -> EnvironmentRecord:
 
 def parse_epoch(content: Content) -> EpochRecord:
     step = content.get("step")
-    constraint, observed = content.get("constraint"), content.get("observed")
+    constraint = content.get("constraint")
+    observed = content.get("observed")
     figures = EpochFigures(
         train=_figures(content.get("train")) or {},
         validation=_figures(content.get("validation")),
@@ -128,7 +133,7 @@ def parse_model(content: Content) -> ModelRecord:
 
 def parse_curve(content: Content) -> CurveRecord:
     points = [
-        CurvePoint(
+        RecordedPoint(
             ratio=round(float(point["ratio"]), 6),  # 0.7 of two runs must be one ratio
             plain=finite(float(point["plain"])) if point["plain"] is not None else math.nan,
             refit=finite(float(point["refit"])) if point["refit"] is not None else None,
@@ -141,7 +146,8 @@ def parse_curve(content: Content) -> CurveRecord:
         raise ValueError("it has no points")
     if not all(0 <= point.ratio <= 1 for point in points):
         raise ValueError("a ratio is not between 0 and 1")
-    allocation, calibration = content.get("allocation"), content.get("calibration")
+    allocation = content.get("allocation")
+    calibration = content.get("calibration")
     settings = CurveSettings(
         score=str(content.get("score", CurveSettings.score)),
         allocation=None if allocation is None else str(allocation),
@@ -168,7 +174,7 @@ def _size(costs: Content | None, milliseconds: Any) -> Size:
 
 def parse_spectra(content: Content) -> SpectraRecord:
     layers = {
-        str(layer): {str(units): _spectrum(spectrum) for units, spectrum in spectra.items()}
+        str(layer): {FORMER_SPECTRA.get(kind, str(kind)): _spectrum(spectrum) for kind, spectrum in spectra.items()}
         for layer, spectra in content["layers"].items()
     }
     left_out = {str(layer): str(reason) for layer, reason in content.get("left_out", {}).items()}
@@ -179,7 +185,7 @@ def _spectrum(content: Content) -> Spectrum:
     index = tuple(map(int, content["index"]))
     value = tuple(map(float, content["value"]))
     if len(index) != len(value) or not index:
-        raise ValueError("as many values as indices are needed")
+        raise ValueError("it must have as many values as indices, and at least one")
     return Spectrum(int(content["count"]), index, value)
 
 

@@ -1,4 +1,4 @@
-"""The one reader of run folders. A run that was killed or lost a file is read as far as it goes, and names what is missing."""
+"""The one reader of run folders. A run that was killed or lost a file is read as far as possible, and lists its problems."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def find_runs(folder: Path) -> list[Path]:
         RunFolderError: there is no such folder, or it holds no run.
     """
     if not folder.is_dir():
-        raise RunFolderError(folder, "a file, where a run is a folder" if folder.exists() else "no such folder")
+        raise RunFolderError(folder, "it is a file, and a run is a folder" if folder.exists() else "no such folder")
     runs = []
     for path, below, _ in os.walk(folder):
         if is_run_folder(Path(path)):
@@ -96,12 +96,12 @@ def find_runs(folder: Path) -> list[Path]:
             below.clear()  # a folder inside a run folder belongs to that run
         below[:] = sorted(name for name in below if not name.startswith("."))
     if not runs:
-        raise RunFolderError(folder, "neither a run folder nor a folder that holds any")
+        raise RunFolderError(folder, "it is not a run folder, and contains none")
     return runs
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder as far as it goes.
+    """Read a run folder, as far as it is complete.
 
     Raises:
         RunFolderError: it is no run folder, or run.json or config.yaml is missing or damaged.
@@ -160,7 +160,7 @@ def read_config(folder: Path) -> ConfigRecord:
 
 def read_facts(folder: Path) -> RunFacts | None:
     """Read run.json; None if it is missing, RunFolderError if it is damaged."""
-    return _read(RunPaths(folder).facts, parse_facts, "does not say what the run is")
+    return _read(RunPaths(folder).facts, parse_facts, "is not the record of a run")
 
 
 def read_environment(folder: Path) -> EnvironmentRecord | None:
@@ -246,12 +246,12 @@ def _whole_lines(path: Path, problems: list[str]) -> list[EpochRecord]:
         return []
     records = []
     broken = []
-    for place, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         record = _line(line)
         if record is not None:
             records.append(record)
         elif line.strip():
-            broken.append(place)
+            broken.append(line_number)
     if broken == [len(lines)]:
         problems.append(f"the last line of {path.name} is torn")
     elif broken:

@@ -185,8 +185,8 @@ class EpochRecord:
     figures: EpochFigures
 
     def to_json(self) -> dict[str, Any]:
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "figures"}
-        return {**own, **self.figures.to_json()}
+        others = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "figures"}
+        return {**others, **self.figures.to_json()}
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ class CurveSettings:
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """One ratio. plain: nan where so much is removed that nothing can be computed; refit: None where nothing was refitted."""
+class RecordedPoint:
+    """A curve at one ratio. plain: nan if too much is removed to compute finite outputs; refit: None if nothing was refitted."""
 
     ratio: float
     plain: float
@@ -266,7 +266,7 @@ class CurveRecord:
     settings: CurveSettings
     dense: float
     size: Size
-    points: tuple[CurvePoint, ...]
+    points: tuple[RecordedPoint, ...]
 
     def to_json(self) -> dict[str, Any]:
         points = [
@@ -309,7 +309,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class SpectraRecord:
-    """spectra.json. layers: layer -> "filters" or "singular values" -> magnitudes; left_out: layer -> reason."""
+    """spectra.json. layers: layer -> "filters" or "rank", the name of a kind -> magnitudes; left_out: layer -> reason."""
 
     layers: Mapping[str, Mapping[str, Spectrum]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The one writer of run folders. Every file is replaced as a whole, so that a kill leaves the one before; epochs are appended."""
+"""The one writer of run folders. Files are replaced as a whole, so that a kill leaves the previous one; epochs are appended."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def config_yaml(config: ConfigRecord) -> str:
 
 
 def write_retraining(folder: Path, request: RetrainingRequest) -> None:
-    """Write retrain.json, which says what a folder of phases is."""
+    """Write retrain.json, the arguments of the retraining in this folder."""
     write_json(RetrainingPaths(folder).request, request.to_json())
 
 

@@ -1,6 +1,6 @@
 """Grids: which settings of which methods a sweep compares, as YAML.
 
-    recipe    the stem of a recipe, trained as its sgd variant except for the settings below
+    recipe    the stem of a recipe, whose sgd variant is trained with the settings below
     kind      the kind that is removed after training
     at        the ratios that are removed
     train     settings of all rows
@@ -25,7 +25,7 @@ from pydantic import Field
 from sparsefw.config_base import ConfigError, KindName, Section, flatten, nest, parse
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
-from sparsefw.train.recipes import load_recipe, merged, read_yaml, recipe_names
+from sparsefw.train.recipes import baseline_of, load_recipe, merged, read_yaml, stems_with_baseline
 
 SHIPPED_GRIDS = resources.files("sparsefw") / "grids"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
@@ -55,7 +55,8 @@ class Range(NamedTuple):
         low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in match.groups()[:2])
         log = match[3] is not None
         if not low < high or (log and low <= 0):
-            raise ConfigError(f"range {value!r}: must rise{', from above 0' if log else ''}")
+            positive = ", and above 0 for log" if log else ""
+            raise ConfigError(f"range {value!r}: the low end must be below the high end{positive}")
         return cls(low, high, log)
 
 
@@ -118,7 +119,7 @@ class Grid(Section):
         tables: dict[str, Any] = {"name": name or f"{self.name}-{row}", "curve": {"kind": self.kind, "at": self.at}}
         for key, value in {**self.settings(row), **varied_settings}.items():
             tables = merged(tables, nest(key, value))
-        return load_recipe(f"{self.recipe}-sgd", changes, **{**tables, **fields})
+        return load_recipe(baseline_of(self.recipe), changes, **{**tables, **fields})
 
     def is_finite(self, row: str) -> bool:
         """Return whether all configurations of a row can be listed."""
@@ -130,15 +131,15 @@ class Grid(Section):
         for key, value in varied.items():
             if isinstance(value, Range):
                 written = self.settings(row)[key]
-                raise ConfigError(f"{key}={written!r}: a range has no end of values to try; sample from it instead")
+                raise ConfigError(f"{key}={written!r}: a range cannot be enumerated; use a sampler")
         return _combinations(varied)
 
     def check(self, changes: Sequence[str] = ()) -> None:
-        """Refuse a grid with a configuration that cannot be trained; of a range, both ends are checked."""
+        """Refuse a grid with a configuration that cannot be trained; both ends of a range are checked."""
         key = f"{self.model_dump_json()} {changes!r}"
         if key in _CHECKED:
             return
-        stems = [name.removesuffix("-sgd") for name in recipe_names() if name.endswith("-sgd")]
+        stems = stems_with_baseline()
         if self.recipe not in stems:
             hint = did_you_mean(self.recipe, stems)
             raise ConfigError(
@@ -156,9 +157,9 @@ class Grid(Section):
         for key, value in self.varied(row).items():
             values = [value.low, value.high] if isinstance(value, Range) else value
             if not values:
-                raise ConfigError(f"{key}: an empty list leaves nothing to try")
+                raise ConfigError(f"{key}: the list is empty; it must have a value")
             if repeated := [item for i, item in enumerate(values) if item in values[:i]]:
-                raise ConfigError(f"{key}: {repeated[0]!r} is in its list twice, and would be trained twice")
+                raise ConfigError(f"{key}: {repeated[0]!r} is listed twice; list each value once")
             tried[key] = values
         for varied_settings in _combinations(tried):
             self.config(row, varied_settings, changes)
@@ -172,7 +173,7 @@ def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
-def grid_names() -> dict[str, str]:
+def grid_descriptions() -> dict[str, str]:
     """Return every shipped grid, with its description."""
     files = sorted(
         (file for file in SHIPPED_GRIDS.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name
@@ -195,4 +196,4 @@ def load_grid(name: str) -> Grid:
 def _why_missing(name: str, is_path: bool) -> str:
     if is_path:
         return "it is a folder" if Path(name).is_dir() else "there is no such file"
-    return f"there is no such grid{did_you_mean(name, grid_names())}"
+    return f"there is no such grid{did_you_mean(name, grid_descriptions())}"

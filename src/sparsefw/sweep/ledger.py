@@ -52,7 +52,7 @@ from sparsefw.sweep.jobs import (
     TrainingProgress,
     job_of_trials,
 )
-from sparsefw.sweep.locks import Worker, is_dead
+from sparsefw.sweep.locks import Worker, reap_if_dead
 from sparsefw.sweep.storage import UNREACHABLE, retry_while_unreachable
 
 RANDOM_DRAWS = 100  # of settings that no job has, before all settings are enumerated
@@ -138,7 +138,7 @@ class Ledger:
     def _is_alive(self, trial: FrozenTrial) -> bool:
         """Return whether the holder of a running trial counts as alive (rule 3)."""
         holder = trial.user_attrs.get(HOLDER)
-        if holder is not None and is_dead(holder):
+        if holder is not None and reap_if_dead(holder):
             return False
         count = trial.user_attrs.get(BEAT)
         now = time.monotonic()

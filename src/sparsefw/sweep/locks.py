@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from sparsefw.sweep.files import WORKERS_FOLDER
+
 
 class Worker(NamedTuple):
     """A process that runs jobs: its unique name, its machine, and the file that it keeps locked while it lives."""
@@ -26,9 +28,9 @@ class Worker(NamedTuple):
 
 @contextmanager
 def registered_worker(folder: Path) -> Iterator[Worker]:
-    """Register this process as a worker, with a lock file in the folder `workers` of the sweep."""
+    """Register this process as a worker, with a lock file in the folder of the sweep."""
     name = uuid.uuid4().hex[:12]
-    lock = folder.resolve() / "workers" / f"{name}.lock"
+    lock = folder.resolve() / WORKERS_FOLDER / f"{name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -38,10 +40,10 @@ def registered_worker(folder: Path) -> Iterator[Worker]:
             lock.unlink(missing_ok=True)
 
 
-def is_dead(holder: Mapping[str, str]) -> bool:
-    """Return whether the worker's lock file is on this machine and nobody holds it; False where that is unknown.
+def reap_if_dead(holder: Mapping[str, str]) -> bool:
+    """Return whether a worker of this machine is dead, which is so if nobody holds its lock; then delete its lock file.
 
-    Locks of other machines are not tested, because not every file system shares locks.
+    Locks of other machines are not tested, because not every file system shares locks: their workers count as alive.
     """
     if holder.get("host") != socket.gethostname():
         return False

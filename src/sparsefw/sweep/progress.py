@@ -23,12 +23,12 @@ def count_jobs(sweep: Sweep) -> JobCount:
     finished = 0
     total = 0
     for row in sweep.plan.rows:
-        trials = sweep.trials(row).jobs()
-        finals = sweep.finals(row).jobs()
-        final_names = sweep.final_jobs(row)
-        finished += sum(job.finished for job in trials.values())
-        finished += sum(name in finals and finals[name].finished for name in final_names)
-        total += sweep.plan.count(row) + (len(final_names) or sweep.plan.seeds)
+        configurations = sweep.configuration_ledger(row).jobs()
+        seeds = sweep.seed_ledger(row).jobs()
+        seed_names = sweep.seed_jobs(row)
+        finished += sum(job.finished for job in configurations.values())
+        finished += sum(name in seeds and seeds[name].finished for name in seed_names)
+        total += sweep.plan.count(row) + (len(seed_names) or sweep.plan.seeds)
     return JobCount(finished, total)
 
 
@@ -64,7 +64,7 @@ class ProgressReporter:
 
     def _finished_jobs(self) -> Iterator[FinishedJob]:
         for row in self._sweep.plan.rows:
-            for ledger, final in ((self._sweep.trials(row), False), (self._sweep.finals(row), True)):
+            for ledger, final in ((self._sweep.configuration_ledger(row), False), (self._sweep.seed_ledger(row), True)):
                 yield from (FinishedJob(row, job, final) for job in ledger.jobs().values() if job.finished)
 
     def _position(self) -> str:

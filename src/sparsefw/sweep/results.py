@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsefw.environment import environment
+from sparsefw.scalars import is_number
 from sparsefw.sweep.jobs import JobState
 from sparsefw.sweep.sweep import Sweep, best_job
 
 
 def sweep_results(sweep: Sweep) -> dict[str, Any]:
-    """Return for every row what was tried so far, what was chosen, and its test figures, as JSON can store it."""
+    """Return the configurations tried so far, the chosen one and its test figures for every row, as JSON values."""
     plan = sweep.plan
     return {
         "sweep": plan.name,
@@ -30,7 +31,7 @@ def sweep_results(sweep: Sweep) -> dict[str, Any]:
 
 def _row_results(sweep: Sweep, row: str) -> dict[str, Any]:
     plan = sweep.plan
-    jobs = sweep.trials(row).jobs()
+    jobs = sweep.configuration_ledger(row).jobs()
     results: dict[str, Any] = {
         "configurations": plan.count(row),
         "done": sum(job.state is JobState.DONE for job in jobs.values()),
@@ -50,18 +51,18 @@ def _row_results(sweep: Sweep, row: str) -> dict[str, Any]:
         "chosen": None,
     }
     chosen = best_job(jobs)
-    if chosen is None or sweep.finished_trials(row) is None:
+    if chosen is None or sweep.finished_configurations(row) is None:
         return results
     settings = plan.varied_settings(row, chosen.params)
     tried = [plan.varied_settings(row, job.params) for job in jobs.values() if job.finished]
-    all_finals = sweep.finals(row).jobs()
-    finals = [all_finals[name] for name in sweep.final_jobs(row) if name in all_finals]
-    seeds = [dict(job.result) for job in finals if job.state is JobState.DONE]
+    posted = sweep.seed_ledger(row).jobs()
+    seed_jobs = [posted[name] for name in sweep.seed_jobs(row) if name in posted]
+    seeds = [dict(job.result) for job in seed_jobs if job.state is JobState.DONE]
     results["chosen"] = chosen.name
     results["settings"] = settings
     results["validation"] = chosen.value
     results["edges"] = settings_at_edge(settings, tried)
-    results["failed"] |= {job.name: job.error for job in finals if job.state is JobState.FAILED}
+    results["failed"] |= {job.name: job.error for job in seed_jobs if job.state is JobState.FAILED}
     results["test"] = summarize_seeds(seeds) if seeds else None
     return results
 
@@ -70,8 +71,8 @@ def settings_at_edge(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any
     """Return the settings whose chosen value is the smallest or largest that was tried: a wider grid might do better."""
     at_edge = []
     for key, value in chosen.items():
-        numbers = {settings[key] for settings in tried if _is_number(settings[key])}
-        if _is_number(value) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
+        numbers = {settings[key] for settings in tried if is_number(settings[key])}
+        if is_number(value) and len(numbers) > 1 and value in (min(numbers), max(numbers)):
             at_edge.append(key)
     return at_edge
 
@@ -130,7 +131,3 @@ def figure_cells(row: Mapping[str, Any], ratios: int, figures: str = "plain") ->
     if not test:
         return ["-"] * (ratios + 1)
     return [mean_and_std_text(figure) for figure in (test["dense"], *test[figures])]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparsefw.config_base import ConfigError
+from sparsefw.sweep.files import LEDGER_FILE
 from sparsefw.text import first_line
 
 try:
@@ -26,7 +27,6 @@ class StorageUnreachable(ConfigError):  # noqa: N818  (a state, not a fault)
 
 F = TypeVar("F", bound=Callable[..., Any])
 UNREACHABLE = (optuna.exceptions.StorageInternalError, DBAPIError)  # the database is locked, restarting or offline
-LEDGER_FILE = "ledger.db"  # in the folder of the sweep
 LONGEST_OUTAGE = 600.0  # seconds to wait for the database before giving up
 
 

@@ -18,6 +18,7 @@ import torch
 from sparsefw.atomic_io import write_json
 from sparsefw.config_base import ConfigError
 from sparsefw.errors import Interrupted
+from sparsefw.sweep.files import RESULTS_FILE
 from sparsefw.sweep.processes import stop_signals_collected, thread_variables
 from sparsefw.sweep.progress import ProgressReporter
 from sparsefw.sweep.results import sweep_results
@@ -71,7 +72,7 @@ def run_sweep(
             _stop_workers(processes, signals)
             reporter.report_finished_jobs()
             results = sweep_results(sweep)
-            write_json(sweep.folder / "results.json", results)
+            write_json(sweep.folder / RESULTS_FILE, results)
     return results
 
 

@@ -23,25 +23,25 @@ import optuna
 from sparsefw.atomic_io import is_leftover, write_json
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.runfolder import RunWriter
+from sparsefw.sweep.files import IDENTITY_FILE, LEDGER_FILE, run_folder, sweep_folder_of
 from sparsefw.sweep.jobs import Job, JobState
 from sparsefw.sweep.ledger import Ledger
-from sparsefw.sweep.storage import LEDGER_FILE, open_storage, url_without_password
+from sparsefw.sweep.storage import open_storage, url_without_password
 from sparsefw.sweep.sweep_plan import SELECTION_SEED, SweepPlan, folder_name
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
-IDENTITY_FILE = "sweep.json"
 SWEEP = "sweep"  # the attribute of an Optuna study that holds the plan, the token and the home folder of a sweep
 PLAN = "plan"
 TOKEN = "token"
 HOME = "home"
-CONFIGURATION = "configuration"  # the parameters of a final job: the name of the chosen job, and the seed
+CONFIGURATION = "configuration"  # the parameters of a job that trains a seed: the name of the chosen job, and the seed
 SEED = "seed"
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A sweep; its random token tells it from other sweeps of the same name, in storages and in folders."""
+    """A sweep; its random token distinguishes it from other sweeps of the same name, in storages and in folders."""
 
     plan: SweepPlan
     storage: optuna.storages.RDBStorage
@@ -57,8 +57,8 @@ class Sweep:
         sweep = cls(plan, storage, folder, record.token)
         sweep._claim_folder(url)
         for row in plan.rows:  # create the studies now, before several workers try to
-            sweep.trials(row)
-            sweep.finals(row)
+            sweep.configuration_ledger(row)
+            sweep.seed_ledger(row)
         return sweep
 
     @classmethod
@@ -107,12 +107,12 @@ class Sweep:
         write_json(self.folder / IDENTITY_FILE, identity)
 
     @functools.cache  # noqa: B019  (sweeps are few and live as long as their process)
-    def trials(self, row: str) -> Ledger:
+    def configuration_ledger(self, row: str) -> Ledger:
         """Return the ledger of the configurations of a row."""
         return self._ledger(f"{self.plan.name}: {row}", self.plan.space(row), self.plan.budget(row))
 
     @functools.cache  # noqa: B019
-    def finals(self, row: str) -> Ledger:
+    def seed_ledger(self, row: str) -> Ledger:
         """Return the ledger of the seeds of a row's chosen configuration."""
         return self._ledger(f"{self.plan.name}, seeds: {row}", {})
 
@@ -127,17 +127,17 @@ class Sweep:
         )
         return Ledger(study, self.storage, self.plan.grace, space, budget)
 
-    def finished_trials(self, row: str) -> dict[str, Job] | None:
+    def finished_configurations(self, row: str) -> dict[str, Job] | None:
         """Return all configurations of a row; None until all of them are finished."""
-        jobs = self.trials(row).jobs()
+        jobs = self.configuration_ledger(row).jobs()
         finished = len(jobs) >= self.plan.count(row) and all(job.finished for job in jobs.values())
         return jobs if finished else None
 
     def chosen(self, row: str) -> Job | None:
-        """Return the ONE configuration of a row that is reported; None until all are finished, or if all failed."""
-        return best_job(self.finished_trials(row) or {})
+        """Return the configuration of a row that is reported; None until all are finished, or if all failed."""
+        return best_job(self.finished_configurations(row) or {})
 
-    def final_jobs(self, row: str) -> dict[str, dict[str, Any]]:
+    def seed_jobs(self, row: str) -> dict[str, dict[str, Any]]:
         """Return the jobs that train the chosen configuration on every seed: name -> configuration and seed."""
         chosen = self.chosen(row)
         if chosen is None:
@@ -152,24 +152,24 @@ class Sweep:
         return all(self._row_finished(row) for row in self.plan.rows)
 
     def _row_finished(self, row: str) -> bool:
-        if self.finished_trials(row) is None:
+        if self.finished_configurations(row) is None:
             return False
-        jobs = self.finals(row).jobs()
-        return all(name in jobs and jobs[name].finished for name in self.final_jobs(row))
+        jobs = self.seed_ledger(row).jobs()
+        return all(name in jobs and jobs[name].finished for name in self.seed_jobs(row))
 
     def config(self, row: str, job: Job, seed: int = SELECTION_SEED) -> RunConfig:
         return self.plan.config(row, job.name, job.params, seed)
 
     def job_folder(self, row: str, name: str) -> Path:
         """Return the folder of a job on this machine."""
-        return self.folder / folder_name(row) / name
+        return run_folder(self.folder, folder_name(row), name)
 
     def started_folder(self, job: Job) -> Path | None:
         """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it."""
         if job.start is None:
             return None
         folder = Path(job.start.folder)
-        return folder if _token_of_folder(folder.parents[1]) == self.token and folder.is_dir() else None
+        return folder if _token_of_folder(sweep_folder_of(folder)) == self.token and folder.is_dir() else None
 
     def remove_unneeded_models(self, row: str) -> None:
         """Delete the networks of finished configurations that cannot be chosen any more.
@@ -177,7 +177,7 @@ class Sweep:
         A worker may call this with an outdated view of the ledger: the best configuration of all is also the best of every
         view that contains it, and a view that does not contain it does not touch it.
         """
-        jobs = self.trials(row).jobs()
+        jobs = self.configuration_ledger(row).jobs()
         best = best_job(jobs)
         for job in jobs.values():
             folder = self.started_folder(job)
@@ -201,7 +201,7 @@ class _Record:
 
 
 def _store_record(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: Path) -> _Record:
-    """Return the record of the sweep; the first process writes it, and others wait for it, but not for ever."""
+    """Return the record of the sweep. The first process writes it; others wait five seconds for it, then write it themselves."""
     try:
         optuna.create_study(study_name=plan.name, storage=storage)
     except optuna.exceptions.DuplicatedStudyError:

@@ -14,11 +14,12 @@ from pydantic import Field, model_validator
 
 from sparsefw.config_base import ConfigError, Section, flatten
 from sparsefw.runfolder.files import MARKS
+from sparsefw.sweep.files import IDENTITY_FILE, LEDGER_FILE, RESULTS_FILE, WORKERS_FOLDER
 from sparsefw.sweep.grids import Grid, Range
 from sparsefw.train.config import RunConfig
 
 # Names that the folder of a sweep uses itself, and names that would make it look like a run folder.
-RESERVED_NAMES = ("workers", "sweep.json", "ledger.db", "results.json", *MARKS, "row")
+RESERVED_NAMES = (WORKERS_FOLDER, IDENTITY_FILE, LEDGER_FILE, RESULTS_FILE, *MARKS, "row")
 COMMAND_LINE_OPTIONS = ("seeds", "sampler", "trials", "prune", "grace")
 SELECTION_SEED = 0  # the seed on which configurations are compared; the further seeds follow it
 CURVE_FORM = "masked"  # as in the paper: removed units are set to zero, and BatchNorm statistics are recomputed
@@ -46,26 +47,24 @@ class SweepPlan(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.sampler != "grid" and self.trials is None:
-            raise ValueError(f"--sampler {self.sampler}: say how many configurations a row, with --trials N")
+            raise ValueError(f"--sampler {self.sampler}: add --trials N, the number of configurations per row")
         if self.sampler == "grid" and self.trials is not None:
             raise ValueError("--trials: a grid tries all of its configurations; add --sampler random or tpe")
         self.grid.check(self.changes)
         self._check_names()
         for row in self.rows:
             if self.sampler == "grid" and not self.grid.is_finite(row):
-                raise ValueError(
-                    f"{row}: a range has no end of values to try; add --sampler random or tpe, and --trials N"
-                )
+                raise ValueError(f"{row}: a range cannot be enumerated; add --sampler random or tpe, and --trials N")
             if not self.example(row).data.validation:
                 raise ValueError(
-                    "data.validation=0: configurations are chosen on validation images, so there must be some"
+                    "data.validation=0: must be above 0, because configurations are chosen on validation images"
                 )
         return self
 
     def _check_names(self) -> None:
         """Refuse names that cannot be folders, and rows that would share a folder."""
         if "/" in self.name or self.name.startswith("."):
-            raise ValueError(f"name={self.name!r}: names a folder, so it must not contain / nor begin with a dot")
+            raise ValueError(f"name={self.name!r}: must not contain / or begin with a dot, because it names a folder")
         owners = dict.fromkeys(RESERVED_NAMES, "the sweep itself")
         for row in self.rows:
             folder = folder_name(row)

@@ -92,15 +92,15 @@ def _raise_interrupted(signal_name: str) -> NoReturn:
 def next_task(sweep: Sweep, worker: Worker) -> Task | None:
     """Claim the next job: a configuration, row by row; then a seed of a chosen configuration."""
     for row in sweep.plan.rows:
-        ledger = sweep.trials(row)
+        ledger = sweep.configuration_ledger(row)
         ledger.post(sweep.plan.jobs(row))
         for job in ledger.recover_jobs():
             print_status(f"{row} {job.name}: its worker died; {job.error or 'another one continues'}")
         if (claim := ledger.claim(worker)) is not None:
             return Task(row, claim, final=False)
     for row in sweep.plan.rows:
-        ledger = sweep.finals(row)
-        ledger.post(sweep.final_jobs(row))
+        ledger = sweep.seed_ledger(row)
+        ledger.post(sweep.seed_jobs(row))
         ledger.recover_jobs()
         if (claim := ledger.claim(worker)) is not None:
             return Task(row, claim, final=True)
@@ -116,9 +116,9 @@ def run_task(sweep: Sweep, task: Task, data: Path | None) -> None:
         folder = _wait_for_lock(folder, sweep.plan.grace, task)
         RunFolder(folder).forget_result_without_model()
         if task.final:
-            _run_final(sweep, task, folder, data)
+            _run_seed(sweep, task, folder, data)
         else:
-            _run_trial(sweep, task, folder, data)
+            _run_configuration(sweep, task, folder, data)
     except Interrupted:
         raise
     except Pruned as pruned:
@@ -180,7 +180,7 @@ def training_progress(folder: Path) -> TrainingProgress:
     return TrainingProgress(0 if trained else newest_step(RunPaths(folder).checkpoints), trained)
 
 
-def _run_trial(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
+def _run_configuration(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
     """Train a configuration, and record its figures on validation images."""
     job = task.claim.job
     config = sweep.config(task.row, job)
@@ -193,10 +193,10 @@ def _run_trial(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> Non
     _record_result(task, folder, result, _masked_figures(masked))
 
 
-def _run_final(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
+def _run_seed(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None:
     """Record the test figures of the chosen configuration with one seed; the network of the first seed is trained already."""
     seed = int(task.claim.job.params[SEED])
-    chosen = sweep.trials(task.row).jobs()[task.claim.job.params[CONFIGURATION]]
+    chosen = sweep.configuration_ledger(task.row).jobs()[task.claim.job.params[CONFIGURATION]]
     config = sweep.config(task.row, chosen, seed)
     trained_folder = sweep.started_folder(chosen)
     if seed == SELECTION_SEED and trained_folder is not None and RunPaths(trained_folder).model.exists():

@@ -148,7 +148,7 @@ def _renewed(aim: Aim, last: Epoch) -> Trouble | None:
         return None
     return Trouble(
         "renewals",
-        f"weights were renewed {last.renewed:.1f} times, where {aim.renewals:.1f} were planned, and "
+        f"weights were renewed {last.renewed:.1f} times instead of the planned {aim.renewals:.1f}, and "
         f"{100 * (last.decayed or 0):.0f} % of them have decayed: the learning rate was small for too long; "
         "try train.schedule.kind=linear and no train.schedule.warmup",
     )

@@ -202,5 +202,5 @@ def _precision(wanted: str, device: torch.device) -> torch.dtype:
 
 def _sync(wanted: bool | None, on_gpu: bool, world: int) -> bool:
     if wanted and not on_gpu:
-        raise ConfigError("engine.sync_batchnorm=true needs CUDA devices: torch has it for these only")
+        raise ConfigError("engine.sync_batchnorm=true needs CUDA devices: torch synchronises batch norms on no others")
     return on_gpu and world > 1 if wanted is None else wanted and world > 1

@@ -18,7 +18,7 @@ from sparsefw.config_base import ConfigError
 from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.runfolder import Split
-from sparsefw.runfolder.schema import CurvePoint, CurveRecord, CurveSettings, Size
+from sparsefw.runfolder.schema import CurveRecord, CurveSettings, RecordedPoint, Size
 from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
@@ -48,7 +48,7 @@ class TrainedRun:
             trust: whether a network that the user's own code makes may be built, which runs that code.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError("curves and compression run in one process: without torchrun")
+            raise ConfigError("curves and compression run in one process: start them without torchrun")
         folder = RunFolder(path)
         config = folder.config
         model, _ = folder.load_model(trust)
@@ -73,7 +73,7 @@ class TrainedRun:
     def metrics(self, model: nn.Module, split: str = Split.TEST) -> dict[str, float]:
         """Evaluate a model on the test or the validation images; ConfigError if the run has none."""
         if split not in list(Split):
-            raise ConfigError(f"split={split!r}: there are {', '.join(Split)}")
+            raise ConfigError(f"split={split!r}: must be one of {', '.join(Split)}")
         part = self.data.test if split == Split.TEST else self.data.validation
         if part is None:
             reason = "was trained with data.validation=0" if split == Split.VALIDATION else "has no test images"
@@ -129,7 +129,7 @@ class TrainedRun:
 def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings) -> CurveRecord:
     """Return a curve as the run folder keeps it."""
     points = tuple(
-        CurvePoint(
+        RecordedPoint(
             ratio=point.ratio,
             plain=point.plain,
             refit=point.refit,

@@ -220,7 +220,7 @@ def observations(training: Training) -> ObservedFigures | None:
     kind = t.config.curve_kind
     example = torch.zeros((2, *t.data.shape), device=t.engine.device)
     form = "masked" if kind.of_channels else "removed"
-    small = compress(t.model, example=example, progress=False, form=form, **kind.request(ratio))
+    small = compress(t.model, example=example, progress=False, form=form, **kind.compress_arguments(ratio))
     return ObservedFigures(gradient_norm, distance(t.model, small.model))
 
 

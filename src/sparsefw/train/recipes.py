@@ -23,7 +23,7 @@ from sparsefw.train.config import RunConfig
 SHIPPED = resources.files("sparsefw") / "recipes"
 
 
-def recipe_names() -> dict[str, str]:
+def recipe_descriptions() -> dict[str, str]:
     """Return every shipped recipe with a description."""
     described = {}
     for file in sorted(SHIPPED.iterdir(), key=lambda file: file.name):
@@ -33,6 +33,24 @@ def recipe_names() -> dict[str, str]:
         for name, values in variants.items():
             described[name] = f"{values.get('about', '')}; {_method_text(values['method'])}"
     return described
+
+
+BASELINE = "sgd"  # the variant of a recipe with which the others are compared
+
+
+def baseline_of(stem: str) -> str:
+    """Return the variant of a recipe that is trained by SGD.
+
+    >>> baseline_of("digits-resnet")
+    'digits-resnet-sgd'
+    """
+    return f"{stem}-{BASELINE}"
+
+
+def stems_with_baseline() -> list[str]:
+    """Return the shipped recipes that have a variant trained by SGD, without the name of the variant."""
+    ending = baseline_of("")
+    return [name.removesuffix(ending) for name in recipe_descriptions() if name.endswith(ending)]
 
 
 def _method_text(method: dict[str, Any]) -> str:
@@ -92,22 +110,22 @@ def _values(name: str) -> dict[str, Any]:
             variants = _variants(read_yaml(file.read_text(), file.name), stem)
             if name in variants:
                 return variants[name]
-    known = recipe_names()
+    known = recipe_descriptions()
     raise ConfigError(
         f"unknown recipe {name!r}{did_you_mean(name, known)}; see `sparsefw list recipes`, or give a .yaml file"
     )
 
 
-def read_yaml(text: str, where: str) -> dict[str, Any]:
+def read_yaml(text: str, origin: str) -> dict[str, Any]:
     """Parse a YAML table; ConfigError of one line that names the place, `where` and the line, if it is none."""
     try:
         values = copy.deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: is not YAML: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(f"{origin}{line}: is not YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: must be a table of settings, got {type(values).__name__}")
+        raise ConfigError(f"{origin}: must be a table of settings, got {type(values).__name__}")
     return values
 
 

@@ -49,7 +49,7 @@ def retraining_config(train: TrainConfig, epochs: int, schedule: str) -> TrainCo
     if schedule not in SCHEDULES:
         raise ConfigError(f"schedule={schedule!r}{did_you_mean(schedule, SCHEDULES)}; there are {', '.join(SCHEDULES)}")
     if epochs < 1:
-        raise ConfigError(f"epochs={epochs}: at least one")
+        raise ConfigError(f"epochs={epochs}: must be at least 1")
     old = train.schedule
     falling = train.epochs - old.warmup  # epochs after the warm-up
     if schedule == "lrw" and epochs > falling:
@@ -101,11 +101,11 @@ def retrain(
         data: None: the folder that the run was trained on.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("retrain runs in one process: without torchrun")
+        raise ConfigError("retrain runs in one process: start it without torchrun")
     if not 0 < weights < 1:
         raise ConfigError(f"weights={weights}: the fraction of the weights to remove must be between 0 and 1")
     if phases < 1:
-        raise ConfigError(f"phases={phases}: at least one")
+        raise ConfigError(f"phases={phases}: must be at least 1")
     source = RunFolder(run)
     original = source.config
     train = retraining_config(original.train, epochs, schedule)

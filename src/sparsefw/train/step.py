@@ -34,9 +34,15 @@ class Step:
         average: Average | None,
         norms: Tensor | None = None,
     ) -> None:
-        """norms: to which the norm of every gradient is added, where gradients are observed."""
-        self.engine, self.model, self.method, self.task = engine, model, method, task
-        self.optimizer, self.scaler, self.average, self.norms = optimizer, scaler, average, norms
+        """Take the parts of a training; the norm of every gradient is added to `norms`, if given."""
+        self.engine = engine
+        self.model = model
+        self.method = method
+        self.task = task
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.average = average
+        self.norms = norms
         self._whole = self._parallel(model)
         self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
         self._adjusts = method.overrides("adjust")
@@ -50,7 +56,7 @@ class Step:
     def __call__(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         with tried_convolutions():
-            sums = self.method.gradients(self.model, batch, Look(self))
+            sums = self.method.gradients(self.model, batch, ScaledBackward(self))
         if self.norms is not None:
             self.norms += self._gradient_norm()
         if self._adjusts:
@@ -66,7 +72,7 @@ class Step:
         """Return the norm of the gradients before the method adjusts them."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         total = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).norm()
-        total = total / Look(self).scale
+        total = total / ScaledBackward(self).scale
         return torch.where(total.isfinite(), total, 0.0)  # a scaled loss may overflow, and then no step is taken
 
     def _move(self) -> bool:
@@ -96,8 +102,8 @@ class Step:
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
 
 
-class Look:
-    """A method's way to gradients: called with a batch, it adds them to .grad, times `scale`."""
+class ScaledBackward:
+    """Methods call it with a batch to add the gradients to .grad, multiplied by `scale`."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -128,7 +134,8 @@ class CapturedStep:
     """
 
     def __init__(self, step: Step) -> None:
-        self._step, self._done = step, 0
+        self._step = step
+        self._done = 0
         self._graph = torch.cuda.CUDAGraph()
         self._side = torch.cuda.Stream()
         self._regions: list[Any] = []
@@ -138,7 +145,8 @@ class CapturedStep:
     def __call__(self, batch: Batch) -> Tensor:
         regions = [group["region"] for group in self._step.optimizer.param_groups]
         if any(a is not b for a, b in zip(regions, self._regions, strict=False)):
-            self._done, self._graph = 0, torch.cuda.CUDAGraph()
+            self._done = 0
+            self._graph = torch.cuda.CUDAGraph()
         self._regions = regions
         self._done += 1
         if self._done <= EAGER_STEPS:

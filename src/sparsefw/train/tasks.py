@@ -95,8 +95,10 @@ class Segmentation(Task):
         return torch.cat([confusion[:-1], torch.stack([loss.detach().double() * count, count])])
 
     def metrics(self, total: Tensor) -> dict[str, float]:
-        confusion, (loss, count) = total[:-2].view(self.classes, self.classes), total[-2:].tolist()
-        right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
+        confusion = total[:-2].view(self.classes, self.classes)
+        (loss, count) = total[-2:].tolist()
+        right = confusion.diag()
+        union = confusion.sum(0) + confusion.sum(1) - confusion.diag()
         occurs = union > 0
         iou = (right[occurs] / union[occurs]).mean() if bool(occurs.any()) else torch.zeros(())
         pixels = float(right.sum() / confusion.sum().clamp(min=1))

@@ -31,6 +31,7 @@ from sparsefw.compression.artifact.files import (
     write_tensors,
 )
 from sparsefw.compression.artifact.folder import (
+    ONE_SIZE_FORMAT,
     Constructor,
     built_from,
     dense_architecture,
@@ -49,13 +50,13 @@ from sparsefw.compression.cost import costs
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
 from sparsefw.compression.recovery.batchnorm import has_batch_norm
-from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.settings import Settings, SettingsKeywords, settings_from, takes_settings
 from sparsefw.compression.target import COSTS, Target
 from sparsefw.environment import environment
 from sparsefw.kinds import FILTERS, Kind, kind_of
 
-FORMAT = "sparsefw-elastic"
+ELASTIC_FORMAT = "sparsefw-elastic"
 SCHEMA = 1
 PLAIN = "plain"
 REFIT = "refit"
@@ -116,7 +117,7 @@ def save_elastic(
                 }
                 points.append(point)
         header = {
-            "format": FORMAT,
+            "format": ELASTIC_FORMAT,
             "schema": SCHEMA,
             "kind": kind.name,
             "model": built_from(model),
@@ -130,9 +131,9 @@ def save_elastic(
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
-def _plan_of_point(kind: Kind, ratio: float, form: str, cut: Cut) -> Plan:
-    asked = kind.request(ratio)
-    return Plan(cut.edits, cut.untouched, {**asked, "removed": asked, "by": [], "refit": form == REFIT})
+def _plan_of_point(kind: Kind, ratio: float, form: str, cut: CutNetwork) -> Plan:
+    arguments = kind.compress_arguments(ratio)
+    return Plan(cut.edits, cut.untouched, {**arguments, "removed": arguments, "by": [], "refit": form == REFIT})
 
 
 def _finite(value: float) -> float | None:
@@ -174,7 +175,7 @@ def load(
     header = _header(path)
     for _ in range(10):
         try:
-            if header["format"] == FORMAT:
+            if header["format"] == ELASTIC_FORMAT:
                 point = _choose(path, header, wanted, target, refit)
                 small = _load_point(path, header, constructor, point)
             elif wanted or target is not None:
@@ -190,16 +191,18 @@ def load(
             if newer == header:
                 return small
         header = newer  # another process has just saved here: the files may be of two artifacts
-    raise ArtifactError(f"{path} is being written again and again: try again when that is finished")
+    raise ArtifactError(f"{path} is being rewritten by another process; load it when that process has finished")
 
 
 def _header(path: Path) -> dict[str, Any]:
     """Return the content of plan.json, checked."""
     header = read_json(path / "plan.json")
-    if not isinstance(header, dict) or header.get("format") not in ("sparsefw-artifact", FORMAT):
+    if not isinstance(header, dict) or header.get("format") not in (ONE_SIZE_FORMAT, ELASTIC_FORMAT):
         raise ArtifactError(f"{path / 'plan.json'} is not a sparsefw artifact")
-    if header.get("schema") != 1:
-        raise ArtifactError(f"{path}: schema {header.get('schema')!r} is not one that this version reads (1)")
+    if header.get("schema") != SCHEMA:
+        raise ArtifactError(
+            f"{path}: schema {header.get('schema')!r} is not the one that this version reads ({SCHEMA})"
+        )
     if header.get("digest") != digest_of(header):
         raise ArtifactError(f"{path / 'plan.json'} is damaged or was edited: its digest is not the one that was saved")
     return header
@@ -245,7 +248,7 @@ def _largest_that_meets(
 ) -> Mapping[str, Any]:
     goal = Target.parse(target)
     if goal.metric not in COSTS:
-        raise ArtifactError(f"target {target!r}: an elastic artifact knows {', '.join(COSTS)}")
+        raise ArtifactError(f"target {target!r}: an elastic artifact can be loaded by {', '.join(COSTS)}")
     cost = COSTS[goal.metric]
     dense = header["dense"][cost]
     small_enough = [point for point in points if point["costs"][cost] <= goal.value * dense]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.text import first_line
 
 
@@ -126,7 +126,7 @@ def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
     worst = 0.0
     for inputs in (_on_cpu(example), _on_cpu(tripled)):
         with evaluating(model):
-            expected = call(model, inputs)
+            expected = call_on_copy(model, inputs)
         got = [torch.from_numpy(array) for array in session.run(None, _feed(session, inputs))]
         worst = max(worst, relative_gap(expected, got, whole_numbers=True))
     return worst

@@ -42,7 +42,7 @@ from sparsefw.environment import environment
 from sparsefw.models import build_registered
 from sparsefw.text import first_line
 
-FORMAT = "sparsefw-artifact"
+ONE_SIZE_FORMAT = "sparsefw-artifact"
 SCHEMA = 1
 Constructor = Callable[[], nn.Module]
 
@@ -78,7 +78,7 @@ def save(
             export_program(small.model, small.example, aside / "model.pt2")
         write_json(aside / "certificate.json", certificate)
         header = {
-            "format": FORMAT,
+            "format": ONE_SIZE_FORMAT,
             "schema": SCHEMA,
             "model": built_from(small.source),
             "state": state,

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-MASK, VALUES, SHAPE = ".sparsefw_mask", ".sparsefw_values", ".sparsefw_shape"
+# Endings of the names of the three tensors that store a sparse one.
+MASK = ".sparsefw_mask"
+VALUES = ".sparsefw_values"
+SHAPE = ".sparsefw_shape"
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from sparsefw.compression.structure import factorisation, layers, masks, surgery
 from sparsefw.compression.structure.attention import PlainAttention, unfuse
 from sparsefw.compression.structure.channels import Side
 from sparsefw.geometry.cuts import largest_masks
+from sparsefw.scalars import is_int
 
 
 class Edit(ABC):
@@ -80,10 +81,10 @@ class Split(Edit):
     word: ClassVar[str] = "split"
 
     def apply(self, model: nn.Module) -> None:
-        layers.replace(model, self.layer, factorisation.split(model.get_submodule(self.layer), self.rank))
+        layers.replace_module(model, self.layer, factorisation.split(model.get_submodule(self.layer), self.rank))
 
     def reshape(self, model: nn.Module) -> None:
-        layers.replace(
+        layers.replace_module(
             model, self.layer, nn.Sequential(*factorisation.empty_pair(model.get_submodule(self.layer), self.rank))
         )
 
@@ -108,7 +109,7 @@ class Zero(Edit):
 
 @dataclass(frozen=True)
 class Mute(Edit):
-    """Heads of an attention block are not read; the architecture stays (masked)."""
+    """Heads of an attention module are not read; the architecture stays (masked)."""
 
     layer: str
     heads: tuple[int, ...]
@@ -237,7 +238,7 @@ class Plan:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_int(value) and value >= 0
 
 
 _IS: dict[str, Callable[[Any], bool]] = {

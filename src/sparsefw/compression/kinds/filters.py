@@ -1,4 +1,4 @@
-"""Filters, neurons and heads: channels removed with all that belongs to them, or zeroed in place (masked, the paper's)."""
+"""Filters, neurons and heads: channels removed from every layer at once, or zeroed in place (masked, the paper's)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import Unit
+from sparsefw.compression.allocate import UnitSet
 from sparsefw.compression.artifact.plan import Edit, Mute, Untouched, Zero
-from sparsefw.compression.kinds.stage import Stage, StageRequest, cuts
+from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.recovery.cut import Solution
+from sparsefw.compression.recovery.cut_network import Solution
 from sparsefw.compression.score import NEEDS_DATA, SCORES, observe, readers_of
 from sparsefw.compression.settings import REMOVED
+from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
 from sparsefw.compression.structure.surgery import size, zero_filters
-from sparsefw.geometry.select import smallest_k
+from sparsefw.geometry.select import smallest_k_indices
 from sparsefw.kinds import FILTERS, HEADS, NEURONS, Kind
 
 
-@cuts(FILTERS.family, NEURONS.family, HEADS.family)
+@registered_for(FILTERS.family, NEURONS.family, HEADS.family)
 class ChannelStage(Stage):
-    """Sets of channels with their scores; those with the smallest scores go first, equally many from every block."""
+    """Sets of channels with their scores; those with the smallest scores go first, equally many from every group."""
 
     def __init__(self, request: StageRequest) -> None:
         model = request.model
@@ -36,8 +37,8 @@ class ChannelStage(Stage):
         super().__init__(model, request.allocation, settings.selection, untouched)
         observed = observe(model, request.example, request.calibration if request.score in NEEDS_DATA else None)
         self.scores = [SCORES[request.score](model, channels, observed) for channels in self.sets]
-        self.units = [
-            Unit(channels.name, scores, len(set(channels.blocks)), _width(model, channels))
+        self.unit_sets = [
+            UnitSet(channels.name, scores, len(set(channels.groups)), _width(model, channels))
             for channels, scores in zip(self.sets, self.scores, strict=True)
         ]
 
@@ -66,13 +67,13 @@ class ChannelStage(Stage):
 
 
 def _width(model: nn.Module, channels: Channels) -> int:
-    """Return how many channels go at once: those of a head, or one."""
-    blocks = [site.layer for site in channels.sites if site.side == Side.HEADS]
-    return int(model.get_submodule(blocks[0]).head_dim) if blocks else 1  # type: ignore[arg-type]
+    """Return the number of channels in a unit: those of a head, or one."""
+    attention = [site.layer for site in channels.sites if site.side == Side.HEADS]
+    return known_attention(model.get_submodule(attention[0])).size if attention else 1
 
 
 class RemovedChannels(ChannelStage):
-    """Channels removed with everything that belongs to them."""
+    """Channels removed from all of their sites."""
 
     def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
         sets = []
@@ -81,12 +82,12 @@ class RemovedChannels(ChannelStage):
         for channels in removable_channels(model, example):
             if not self._is_asked_for(channels):
                 continue
-            if channels.fixed is None and self.takes(channels):
+            if channels.obstacle is None and self.takes(channels):
                 sets.append(channels)
-            elif channels.fixed is None:
+            elif channels.obstacle is None:
                 excluded.append(Untouched.because(channels.name, because(Cause.EXCLUDED)))
             elif channels.writers:
-                untouched.append(Untouched.because(channels.name, channels.fixed))
+                untouched.append(Untouched.because(channels.name, channels.obstacle))
         return sets, untouched + excluded
 
     def _is_asked_for(self, channels: Channels) -> bool:
@@ -125,8 +126,8 @@ class MaskedFilters(ChannelStage):
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         return [Zero(channels.name, tuple(indices)) for channels, indices in self.removed(counts).items()]
 
-    def write(self, layer: nn.Module, edit: Zero | None, solution: Solution) -> Tensor:
-        weight = super().write(layer, edit, solution)
+    def write_refit(self, layer: nn.Module, edit: Zero | None, solution: Solution) -> Tensor:
+        weight = super().write_refit(layer, edit, solution)
         zero_filters(layer, edit.filters if edit is not None else ())  # also their bias
         return weight
 
@@ -134,12 +135,12 @@ class MaskedFilters(ChannelStage):
 class MaskedHeads(ChannelStage):
     """Heads that nothing reads: their columns of the output projection are 0."""
 
-    layer_word = HEADS.looks_for
+    layer_word = HEADS.requirement
 
     def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
         heads = [c for c in find_channels(model, example) if _kind_of_channels(model, c) is HEADS]
-        sets = [channels for channels in heads if not channels.fixed and self.takes(channels)]
-        untouched = [Untouched.because(channels.name, channels.fixed) for channels in heads if channels.fixed]
+        sets = [channels for channels in heads if channels.obstacle is None and self.takes(channels)]
+        untouched = [Untouched.because(c.name, c.obstacle) for c in heads if c.obstacle is not None]
         return sets, untouched
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
@@ -147,13 +148,13 @@ class MaskedHeads(ChannelStage):
 
 
 def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:
-    """Return the `count` channels with the smallest scores, equally many from every block."""
-    blocks = torch.as_tensor(channels.blocks)
-    labels = blocks.unique().tolist()
+    """Return the `count` channels with the smallest scores, equally many from every group."""
+    group_of_channel = torch.as_tensor(channels.groups)
+    groups = group_of_channel.unique().tolist()
     smallest: list[int] = []
-    for block in labels:
-        members = (blocks == block).nonzero().flatten()
-        smallest += members[smallest_k(scores[members], count // len(labels))].tolist()
+    for group in groups:
+        members = (group_of_channel == group).nonzero().flatten()
+        smallest += members[smallest_k_indices(scores[members], count // len(groups))].tolist()
     return sorted(smallest)
 
 
@@ -161,14 +162,14 @@ def _ends(sets: Sequence[Channels]) -> dict[str, Reason]:
     """Map layers whose channels end in the model's output, or that no layer reads, to the reason."""
     ends: dict[str, Reason] = {}
     for channels in sets:
-        reason = channels.fixed
-        if reason is not None and (reason.cause is Cause.OUTPUT or not channels.readers):
-            ends |= {site.layer: reason for site in channels.sites if site.side != Side.IN}
+        obstacle = channels.obstacle
+        if obstacle is not None and (obstacle.cause is Cause.OUTPUT or not channels.readers):
+            ends |= {site.layer: obstacle for site in channels.sites if site.side != Side.IN}
     return ends
 
 
 def _kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
-    """Return the kind: heads are in attention blocks, neurons are written by linear layers only; all others are filters."""
+    """Return the kind: heads are in attention modules, neurons are written by linear layers only; all others are filters."""
     if any(site.side == Side.HEADS for site in channels.writers):
         return HEADS
     modules = [model.get_submodule(site.layer) for site in channels.writers]

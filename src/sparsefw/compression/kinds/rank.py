@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import Allocation, Uniform, Unit
+from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Split, Truncate, Untouched
-from sparsefw.compression.kinds.stage import Stage, StageRequest, cuts
+from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.recovery.cut import Solution
+from sparsefw.compression.recovery.cut_network import Solution
 from sparsefw.compression.recovery.refit import best_rank
 from sparsefw.compression.settings import Selection
 from sparsefw.compression.structure import factorisation
@@ -20,7 +20,7 @@ from sparsefw.geometry.subspace import gram_values
 from sparsefw.kinds import RANK
 
 
-@cuts(RANK.family)
+@registered_for(RANK.family)
 class LowRank(Stage):
     """Layers split in two; a layer that would not get smaller stays one, with the truncated weight."""
 
@@ -41,7 +41,7 @@ class LowRank(Stage):
         untouched = [Untouched.because(name, reason) for name, reason in reasons.items() if reason is not None]
         super().__init__(model, allocation, selection, untouched)
         self.layers = {name: model.get_submodule(name) for name, reason in reasons.items() if reason is None}
-        self.units = [Unit(name, _spectrum(layer)) for name, layer in self.layers.items()]
+        self.unit_sets = [UnitSet(name, _spectrum(layer)) for name, layer in self.layers.items()]
 
     @classmethod
     def of(cls, request: StageRequest) -> Stage:
@@ -60,13 +60,13 @@ class LowRank(Stage):
             if rank < factorisation.full_rank(layer)
         ]
 
-    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
+    def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         reason = because(Cause.TWO_NOT_SMALLER)
         return [Untouched.because(edit.layer, reason) for edit in edits if isinstance(edit, Truncate)]
 
-    def write(self, layer: nn.Module, edit: Split | Truncate | None, solution: Solution) -> Tensor:
+    def write_refit(self, layer: nn.Module, edit: Split | Truncate | None, solution: Solution) -> Tensor:
         if edit is None:
-            return super().write(layer, edit, solution)
+            return super().write_refit(layer, edit, solution)
         weight = best_rank(solution, edit.rank)
         if isinstance(layer, nn.Sequential):
             outer, inner = low_rank_factors(weight, edit.rank)

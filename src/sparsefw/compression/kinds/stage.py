@@ -1,4 +1,4 @@
-"""A stage: how one kind cuts a network. Each kind has one, registered under its name."""
+"""A stage: how one kind cuts a network. Each family of kinds has one, registered under the name of the family."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import Allocation, Uniform, Unit
+from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Keep, Untouched
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
-from sparsefw.compression.structure.attention import PlainAttention
+from sparsefw.compression.structure.attention import rows_of_heads
 from sparsefw.compression.structure.channels import Side
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
@@ -48,16 +48,16 @@ class StageRequest:
 
 
 class Stage(ABC):
-    """(model, how many of each unit are kept) -> a new, smaller model."""
+    """How to cut one model: the sets of units that can be removed, and a smaller copy for any number kept of each."""
 
     # Allocations whose level is the ratio that is removed: no level has to be searched for.
     by_ratio: ClassVar[tuple[type[Allocation], ...]] = (Uniform,)
 
-    layer_word: ClassVar[str] = "layer"  # the layers that it compresses, in messages
+    layer_word: ClassVar[str] = "layer"  # what messages call the layers that it compresses
 
     @property
     def has_one_size(self) -> bool:
-        """Return whether the kind itself decides how much is removed."""
+        """Return whether the kind alone decides how much is removed, as a pattern N:M does."""
         return False
 
     @classmethod
@@ -72,55 +72,62 @@ class Stage(ABC):
         self.allocation = allocation
         self.selection = selection
         self.untouched = tuple(untouched)
-        self.units: list[Unit] = []
+        self.unit_sets: list[UnitSet] = []  # may stay empty
 
     def counts(self, level: float) -> list[int]:
-        """Return how many each unit keeps at a level; at level 0 all, without rounding. There may be no units."""
-        if level == 0 or not self.units:
-            return [unit.count for unit in self.units]
-        kept = self.allocation.kept(self.units, level)
-        return [unit.rounded(count, self.selection.round_to) for unit, count in zip(self.units, kept, strict=True)]
+        """Return how many units each set keeps at a level; at level 0 all, without rounding."""
+        if level == 0 or not self.unit_sets:
+            return [units.count for units in self.unit_sets]
+        kept = self.allocation.kept(self.unit_sets, level)
+        round_to = self.selection.round_to
+        return [units.rounded(count, round_to) for units, count in zip(self.unit_sets, kept, strict=True)]
 
     def removed_share(self, counts: Sequence[int]) -> float:
-        """Return the fraction of all units' magnitudes that is removed if each keeps this many."""
-        total = sum(unit.count for unit in self.units)
+        """Return the fraction of all units that is removed if each set keeps this many."""
+        total = sum(units.count for units in self.unit_sets)
         return 1 - sum(counts) / total if total else 0.0
 
-    def cut(self, counts: Sequence[int]) -> Cut:
-        """Return a compressed copy in which every unit keeps this many."""
+    def cut(self, counts: Sequence[int]) -> CutNetwork:
+        """Return a compressed copy in which each set keeps this many units."""
         edits = self.edits(counts)
         small = copy.deepcopy(self.model)
         for edit in edits:
             edit.apply(small)
         by_layer = {edit.layer: edit for edit in edits if not isinstance(edit, Keep)}
 
-        def write(name: str, solution: Solution) -> Tensor:
-            return self.write(small.get_submodule(name), by_layer.get(name), solution)
+        def write_refit(name: str, solution: Solution) -> Tensor:
+            return self.write_refit(small.get_submodule(name), by_layer.get(name), solution)
 
-        untouched = (*self.untouched, *self.remarks(edits), *self.too_coarse(counts))
-        return Cut(small, tuple(edits), untouched, kept_rows(self.model, edits), write)
+        untouched = (*self.untouched, *self.notes(edits), *self.too_coarse(counts))
+        return CutNetwork(small, tuple(edits), untouched, kept_rows(self.model, edits), write_refit)
 
     def too_coarse(self, counts: Sequence[int]) -> list[Untouched]:
-        """Return the units that keep everything because they have no more than the multiple to which counts are rounded."""
+        """Return the sets that keep all units because they have no more than the multiple to which counts are rounded."""
         multiple = self.selection.round_to
         untouched = []
-        for unit, count in zip(self.units, counts, strict=True):
-            if count == unit.count > 1 and unit.rounded(1, multiple) == unit.count:
-                channels = unit.count * unit.width
+        for units, count in zip(self.unit_sets, counts, strict=True):
+            if count == units.count > 1 and units.rounded(1, multiple) == units.count:
+                channels = units.count * units.width
                 reason = because(Cause.TOO_FEW_FOR_MULTIPLE, count=channels, multiple=multiple)
-                untouched.append(Untouched.because(unit.name, reason))
+                untouched.append(Untouched.because(units.name, reason))
         return untouched
 
     @abstractmethod
     def edits(self, counts: Sequence[int]) -> list[Edit]:
-        """Return the edits with which every unit keeps this many."""
+        """Return the edits with which each set keeps this many units."""
 
-    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
-        """Return what the user should know about these edits."""
+    def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
+        """Return notes for the user on layers with these edits."""
         return []
 
-    def write(self, layer: nn.Module, edit: Any, solution: Solution) -> Tensor:
-        """Write the refitted weight into a layer of the copy that had this edit; return it as matrices. Zeros stay zeros."""
+    def write_refit(self, layer: nn.Module, edit: Any, solution: Solution) -> Tensor:
+        """Write the refitted weight into a layer of the copy; return it as matrices.
+
+        Args:
+            layer: The layer to write into. Entries that are 0 stay 0.
+            edit: The edit that made the layer; None if it has none.
+            solution: The unconstrained least-squares weight and its system.
+        """
         weight = on_support(solution, as_matrices(layer) != 0)
         set_weight(layer, weight)
         return weight
@@ -130,8 +137,8 @@ S = TypeVar("S", bound=type[Stage])
 STAGES: dict[str, type[Stage]] = {}
 
 
-def cuts(*families: str) -> Callable[[S], S]:
-    """Class decorator: this stage cuts the kinds of these families."""
+def registered_for(*families: str) -> Callable[[S], S]:
+    """Register the decorated stage for all kinds of these families."""
 
     def register(stage: S) -> S:
         STAGES.update(dict.fromkeys(families, stage))
@@ -155,19 +162,11 @@ def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
         if edit.side == Side.OUT:
             rows[edit.layer] = list(edit.kept)
         elif edit.side == Side.HEADS:
-            rows |= _rows_of_heads(edit.layer, modules[edit.layer], edit.kept)
+            by_layer = rows_of_heads(modules[edit.layer], edit.kept)
+            rows |= {f"{edit.layer}.{layer}": outputs for layer, outputs in by_layer.items()}
         elif edit.side == Side.EACH:
             module = modules.get(edit.layer)  # None for a bare parameter
             if isinstance(module, AnyConv):
                 times = module.out_channels // module.in_channels
                 rows[edit.layer] = [channel * times + i for channel in edit.kept for i in range(times)]
     return rows
-
-
-def _rows_of_heads(name: str, block: Any, heads: Sequence[int]) -> dict[str, list[int]]:
-    """Map the projections that write the heads of an attention block to the outputs that belong to these heads."""
-    outputs = [head * block.head_dim + i for head in heads for i in range(block.head_dim)]
-    if isinstance(block, PlainAttention):
-        return {f"{name}.{part}": outputs for part in ("query", "key", "value")}
-    width = block.num_heads * block.head_dim
-    return {f"{name}.qkv": [part * width + output for part in range(3) for output in outputs]}

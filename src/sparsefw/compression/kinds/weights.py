@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import Allocation, Global, Uniform, Unit
+from sparsefw.compression.allocate import Allocation, Global, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Thin, Untouched
-from sparsefw.compression.kinds.stage import Stage, StageRequest, cuts
+from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.settings import Selection
 from sparsefw.compression.structure import masks
@@ -17,7 +17,7 @@ from sparsefw.compression.structure.layers import is_layer, weight_of
 from sparsefw.kinds import PATTERN, WEIGHTS, Pattern
 
 
-@cuts(WEIGHTS.family, PATTERN)
+@registered_for(WEIGHTS.family, PATTERN)
 class SparseWeights(Stage):
     """Entries zeroed by magnitude: the smallest of all, or all but the n largest of every m."""
 
@@ -50,7 +50,7 @@ class SparseWeights(Stage):
         self.pattern = pattern
         self.layers = _one_per_weight({name: layer for name, layer in taken.items() if name not in reasons})
         self.weights: dict[str, Tensor] = {name: weight_of(layer) for name, layer in self.layers.items()}
-        self.units = [Unit(name, _magnitudes(weight)) for name, weight in self.weights.items()]
+        self.unit_sets = [UnitSet(name, _magnitudes(weight)) for name, weight in self.weights.items()]
 
     @property
     def has_one_size(self) -> bool:
@@ -59,7 +59,7 @@ class SparseWeights(Stage):
     def counts(self, level: float) -> list[int]:
         if self.pattern is not None:
             return [int(masks.n_m_mask(layer, *self.pattern).sum()) for layer in self.layers.values()]
-        if level and self.units and isinstance(self.allocation, Global):
+        if level and self.unit_sets and isinstance(self.allocation, Global):
             # By raw magnitude, as in the paper: exactly floor(level * N) are removed.
             return [int(mask.sum()) for mask in masks.global_masks(self.weights, level).values()]
         return super().counts(level)
@@ -68,7 +68,7 @@ class SparseWeights(Stage):
         kept = zip(self.weights.items(), counts, strict=True)
         return [Thin(name, count, weight.numel(), self.pattern or ()) for (name, weight), count in kept]
 
-    def remarks(self, edits: Sequence[Edit]) -> list[Untouched]:
+    def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         return [
             Untouched.because(edit.layer, because(Cause.NEARLY_EMPTY, nonzero=edit.nonzero, count=edit.of))
             for edit in edits

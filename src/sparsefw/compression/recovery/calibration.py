@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
-from sparsefw.compression.structure.layers import call
+from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.text import first_line
 
 
@@ -133,7 +133,7 @@ def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool((tensor < torch.inf).all()):
             raise ValueError(f"{name} contains NaN or inf")
     try:
-        return call(model, inputs)
+        return call_on_copy(model, inputs)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
         raise ValueError(f"{name} does not fit the model: inputs of shape {shapes}: {first_line(error)}") from error

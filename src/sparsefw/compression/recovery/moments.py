@@ -15,7 +15,7 @@ from torch import nn
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import Moments
 from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks
-from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.refit import until
 from sparsefw.compression.structure.layers import as_matrices, bias_of, channel_axis, evaluating, set_weight
 
@@ -23,7 +23,7 @@ LARGEST = 2.0  # a channel whose deviation fell further carries mostly noise, wh
 
 
 def match_moments(
-    dense: nn.Module, cut: Cut, order: Sequence[str], calibration: Calibration, progress: Progress | None = None
+    dense: nn.Module, cut: CutNetwork, order: Sequence[str], calibration: Calibration, progress: Progress | None = None
 ) -> None:
     """Correct all layers of a compressed model, in place."""
     for done, name in enumerate(order):

@@ -64,7 +64,8 @@ def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
     linear = torch.zeros(1, 1, dtype=torch.long, device=x.device)
-    rest, step = positions, 1
+    rest = positions
+    step = 1
     for axis in reversed(range(len(output_size))):
         at = (rest % output_size[axis]) * layer.stride[axis]
         rest = rest // output_size[axis]

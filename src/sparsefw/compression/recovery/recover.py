@@ -12,7 +12,7 @@ from sparsefw.compression.progress import Progress
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.batchnorm import has_batch_norm, recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.recovery.cut import Cut
+from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.moments import match_moments
 from sparsefw.compression.recovery.refit import refit as fit_to_dense
 from sparsefw.compression.structure.batchnorm_pairs import norms_behind
@@ -25,7 +25,7 @@ FEW = 32  # fewer calibration inputs than this are worth a note
 
 def recover(
     dense: nn.Module,
-    cuts: Sequence[Cut],
+    cuts: Sequence[CutNetwork],
     example: Any,
     calibration: Calibration | None,
     refit: bool,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import batch_statistics
 from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks, rank_of, run
-from sparsefw.compression.recovery.cut import Cut, Solution
+from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.patches import choose_positions, samples
 from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
 
@@ -93,7 +93,7 @@ class Sums:
 
 def refit(
     dense: nn.Module,
-    cuts: Sequence[Cut],
+    cuts: Sequence[CutNetwork],
     order: Sequence[str],
     calibration: Calibration,
     absorbs_offset: Callable[[str], bool],
@@ -125,7 +125,7 @@ def refit(
                     )
                 continue
             centred = absorbs_offset(name)
-            weight = cut.write(name, _solve(_start(layer, current), fitting, held, centred))
+            weight = cut.write_refit(name, _solve(_start(layer, current), fitting, held, centred))
             last = current[-1] if isinstance(current, nn.Sequential) else current
             bias = bias_of(last)
             if centred and bias is not None:
@@ -186,7 +186,7 @@ class _ReachedError(Exception):
 
 
 def _collect(
-    dense: nn.Module, cuts: Sequence[Cut], name: str, calibration: Calibration, seed: int
+    dense: nn.Module, cuts: Sequence[CutNetwork], name: str, calibration: Calibration, seed: int
 ) -> list[tuple[Sums, Sums | None]]:
     """Return for each cut the sums of one layer's inputs and dense outputs over the batches: to fit, and held out."""
     layer = dense.get_submodule(name)
@@ -198,18 +198,18 @@ def _collect(
             number = number * ranks + rank  # several processes hold out the same batches as a single one
             output = until(dense, layer, inputs, output=True)
             positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
-            which = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
+            part = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
             for i, cut in enumerate(cuts):
                 with evaluating(cut.model), batch_statistics(cut.model):
-                    seen = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
+                    layer_input = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
                 current = cut.model.get_submodule(name)
                 first_layer = current[0] if isinstance(current, nn.Sequential) else current
-                for x, y in samples(first_layer, seen, output, cut.rows.get(name), positions):
-                    if sums[i][which] is None:
-                        first = next((part for part in sums[i] if part is not None), None)  # the same shift for both
+                for x, y in samples(first_layer, layer_input, output, cut.rows.get(name), positions):
+                    if sums[i][part] is None:
+                        first = next((other for other in sums[i] if other is not None), None)  # the same shift for both
                         shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
-                        sums[i][which] = Sums(*shifts)
-                    sums[i][which].add(x, y)  # type: ignore[union-attr]
+                        sums[i][part] = Sums(*shifts)
+                    sums[i][part].add(x, y)  # type: ignore[union-attr]
     if ranks > 1:
         for pair in sums:
             _share(pair)
@@ -218,9 +218,9 @@ def _collect(
 
 def _share(pair: list[Sums | None]) -> None:
     """Add up the sums of all ranks, fitted and held out, in place. Each rank has its own shift: all are moved to shift 0."""
-    shape_of = next(sums for sums in pair if sums is not None)
+    known = next(sums for sums in pair if sums is not None)
     for i, sums in enumerate(pair):
-        moved = Sums(torch.zeros_like(shape_of.shift_x), torch.zeros_like(shape_of.shift_y))
+        moved = Sums(torch.zeros_like(known.shift_x), torch.zeros_like(known.shift_y))
         if sums is not None:
             mean_x, mean_y = sums.means()
             xx, yx, yy = sums.covariances(centred=False)
@@ -255,7 +255,7 @@ def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tens
         handle.remove()
     if not caught:
         raise ValueError(
-            "a calibration batch does not reach every layer, so that it cannot be refitted: use refit=False"
+            "a calibration batch does not reach every layer, and such a layer cannot be refitted: use refit=False"
         )
     return caught[0]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sparsefw.compression.structure.layers import call, evaluating, first_input, hooks, is_layer
+from sparsefw.compression.structure.layers import call_on_copy, evaluating, first_input, hooks, is_layer
 from sparsefw.layer_types import BATCH_NORMS
 
 
@@ -59,7 +59,7 @@ def norms_behind(model: nn.Module, example: Any) -> dict[str, str]:
                 reads[id(tensor)] = reads.get(id(tensor), 0) + 1
 
     with evaluating(model), hooks(model, watch), _Operations(count):
-        count(call(model, example))  # the user reads the model's output
+        count(call_on_copy(model, example))  # the user reads the model's output
     norms_of: dict[str, list[str | None]] = {}  # one entry per call of the layer
     for output, layer in written.items():
         norms_of.setdefault(layer, []).append(behind.get(output) if reads.get(output) == 1 else None)

@@ -20,7 +20,7 @@ from sparsefw.compression.structure.attention import heads_of
 from sparsefw.compression.structure.labels import Array, Labels, Tracer
 from sparsefw.compression.structure.layers import (
     AnyConv,
-    call,
+    call_on_copy,
     channel_axis,
     evaluating,
     forward_order,
@@ -41,7 +41,7 @@ class Side(StrEnum):
     OUT = "out"  # the outputs of a convolution or linear layer
     IN = "in"  # its inputs
     EACH = "each"  # a layer that keeps channels apart: batch norm, depthwise convolution, PReLU, a bare parameter
-    HEADS = "heads"  # the heads of an attention block
+    HEADS = "heads"  # the heads of an attention module
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,20 @@ class Site:
 
 @dataclass(frozen=True)
 class Channels:
-    """Channels that can be removed one by one, each from all of its sites at once.
+    """Channels that appear at the same sites; removing one removes it from all of them.
 
-    sites     every side of a layer at which the channels appear
-    blocks    the block of each channel: grouped convolutions need the same number of channels in each of their groups
-    fixed     why none of them can be removed; None if they can
+    sites      every side of a layer at which the channels appear
+    groups     the group of each channel: grouped convolutions need the same number of channels in each of their groups
+    obstacle   why none of the channels can be removed; None if they can
     """
 
     sites: tuple[Site, ...]
-    blocks: tuple[int, ...]
-    fixed: Reason | None = None
+    groups: tuple[int, ...]
+    obstacle: Reason | None = None
 
     @property
     def count(self) -> int:
-        return len(self.blocks)
+        return len(self.groups)
 
     @property
     def writers(self) -> tuple[Site, ...]:
@@ -88,7 +88,7 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def find_channels(model: nn.Module, example: Any) -> list[Channels]:
-    """Return all sets of channels of the model, removable or fixed, in the order in which they are written."""
+    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written."""
     trace = _Trace()
     try:
         for mode in modes(model, example):
@@ -105,7 +105,7 @@ Mode = Callable[[nn.Module], AbstractContextManager[None]]
 def modes(model: nn.Module, example: Any) -> list[Mode]:
     """Return the modes in which the model must run to call all of its layers: evaluation and, if that skips some, training.
 
-    Auxiliary heads read channels that the rest of the network reads too, and would not fit if they were overlooked.
+    Auxiliary classifiers read channels that the rest of the network reads too; overlooked, they would not fit afterwards.
     """
     called = set(forward_order(model, example))
     if all(name in called for name, module in model.named_modules() if is_layer(module)):
@@ -113,7 +113,7 @@ def modes(model: nn.Module, example: Any) -> list[Mode]:
     trial = copy.deepcopy(model)
     try:
         with as_in_training(trial):
-            call(trial, example)
+            call_on_copy(trial, example)
     except Exception:  # such as a model that needs targets in training
         return [evaluating]
     return [evaluating, as_in_training]
@@ -159,7 +159,7 @@ def tensors_of(output: Any) -> list[Tensor]:
 
 
 class _Trace:
-    """The rules of the layers: which labels they read and write, recorded per side of a layer."""
+    """Records which labels every layer reads and writes, per side."""
 
     def __init__(self) -> None:
         self.labels = Labels()
@@ -182,7 +182,7 @@ class _Trace:
             if is_layer(module) and not {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
                 self.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
         with mode(model), hooks(model, self.hooks), self.tracer:
-            outputs = tensors_of(call(model, example))
+            outputs = tensors_of(call_on_copy(model, example))
         if not outputs:
             raise TypeError("its output contains no tensors")
         self.tracer.fix(outputs, because(Cause.OUTPUT))
@@ -222,13 +222,26 @@ class _Trace:
         self._write(name, module, output)
 
     def _read(self, name: str, module: nn.Module, x: Tensor) -> None:
-        axis = channel_axis(module, x)
-        seen = self.tracer.of(x)
-        if seen is None:
-            return
-        if any(length > 1 for i, length in enumerate(seen.shape) if i != axis):
-            return self.labels.fix(seen, because(Cause.READ_FROM_SEVERAL_PLACES, layer=name))
-        self._note(name, Side.IN, np.broadcast_to(seen.ravel(), x.shape[axis]))
+        labels = self._per_channel(x, channel_axis(module, x), because(Cause.READ_FROM_SEVERAL_PLACES, layer=name))
+        if labels is not None:
+            self._note(name, Side.IN, labels)
+
+    def _per_channel(self, x: Tensor, axis: int, obstacle: Reason) -> Array | None:
+        """Return the label of each channel of a tensor; None if it has no labels.
+
+        Labels that vary along another axis are no channels: they are fixed with the obstacle, and the result is None.
+        """
+        labels = self.tracer.of(x)
+        if labels is None:
+            return None
+        if any(length > 1 for i, length in enumerate(labels.shape) if i != axis):
+            self.labels.fix(labels, obstacle)
+            return None
+        return np.broadcast_to(labels.ravel(), x.shape[axis])
+
+    def _set_channels(self, x: Tensor, axis: int, labels: Array) -> None:
+        """Attach one label per channel to a tensor."""
+        self.tracer.set(x, labels.reshape([-1 if i == axis else 1 for i in range(x.ndim)]))
 
     def _write(self, name: str, module: nn.Module, output: Tensor) -> None:
         axis = channel_axis(module, output)
@@ -236,22 +249,17 @@ class _Trace:
         if labels is None:  # a layer that is called again writes the same channels again
             labels = self.labels.fresh(output.shape[axis])
         self._note(name, Side.OUT, labels)
-        self.tracer.set(output, labels.reshape([-1 if i == axis else 1 for i in range(output.ndim)]))
+        self._set_channels(output, axis, labels)
 
     def _each(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
-        seen = self.tracer.of(inputs[0])
         axis = channel_axis(module, inputs[0])
-        if seen is None:
+        labels = self._per_channel(inputs[0], axis, because(Cause.SEEN_IN_SEVERAL_PLACES, layer=name))
+        if labels is None:
             return
-        if any(length > 1 for i, length in enumerate(seen.shape) if i != axis):
-            return self.labels.fix(seen, because(Cause.SEEN_IN_SEVERAL_PLACES, layer=name))
-        per_channel = np.broadcast_to(seen.ravel(), inputs[0].shape[axis])
         if not (isinstance(module, nn.PReLU) and module.num_parameters == 1):
-            self._note(name, Side.EACH, per_channel)
+            self._note(name, Side.EACH, labels)
         times = output.shape[axis] // inputs[0].shape[axis]
-        self.tracer.set(
-            output, np.repeat(per_channel, times).reshape([-1 if i == axis else 1 for i in range(output.ndim)])
-        )
+        self._set_channels(output, axis, np.repeat(labels, times))
 
     def _mixing_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
         seen = self.tracer.of(inputs[0])
@@ -313,11 +321,11 @@ class _Trace:
         return Channels(sites, (0,) * len(members), reason)
 
 
-def with_blocks(channels: Channels, model: nn.Module) -> Channels:
-    """Return the set with the group of each channel in grouped convolutions as its block; fixed if layers disagree."""
-    if channels.fixed:
+def with_groups(channels: Channels, model: nn.Module) -> Channels:
+    """Return the set with the group of each channel in grouped convolutions; with an obstacle if layers disagree."""
+    if channels.obstacle is not None:
         return channels
-    blocks: tuple[int, ...] | None = None
+    common: tuple[int, ...] | None = None
     for site in channels.sites:
         module = model.get_submodule(site.layer) if site.side in (Side.IN, Side.OUT) else None
         if not isinstance(module, AnyConv) or module.groups == 1:
@@ -325,10 +333,10 @@ def with_blocks(channels: Channels, model: nn.Module) -> Channels:
         width = (module.in_channels if site.side == Side.IN else module.out_channels) // module.groups
         groups = tuple(slots[0] // width for slots in site.slots)
         if any(slot // width != group for slots, group in zip(site.slots, groups, strict=True) for slot in slots):
-            return replace(channels, fixed=because(Cause.IN_SEVERAL_GROUPS, layer=site.layer))
+            return replace(channels, obstacle=because(Cause.IN_SEVERAL_GROUPS, layer=site.layer))
         if len({groups.count(group) for group in range(module.groups)}) > 1:
-            return replace(channels, fixed=because(Cause.UNEQUAL_GROUPS, layer=site.layer))
-        if blocks is not None and blocks != groups:
-            return replace(channels, fixed=because(Cause.GROUPED_DIFFERENTLY, layer=site.layer))
-        blocks = groups
-    return channels if blocks is None else replace(channels, blocks=blocks)
+            return replace(channels, obstacle=because(Cause.UNEQUAL_GROUPS, layer=site.layer))
+        if common is not None and common != groups:
+            return replace(channels, obstacle=because(Cause.GROUPED_DIFFERENTLY, layer=site.layer))
+        common = groups
+    return channels if common is None else replace(channels, groups=common)

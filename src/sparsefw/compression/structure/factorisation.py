@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.structure.layers import as_matrices, bias_of, groups_of, is_adorned, set_weight, weight_of
+from sparsefw.compression.structure.layers import as_matrices, bias_of, groups_of, is_customised, set_weight, weight_of
 from sparsefw.compression.structure.masks import share_of
 from sparsefw.geometry.cuts import low_rank_factors
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
@@ -25,7 +25,7 @@ def is_standard(layer: nn.Module) -> bool:
     """Return whether the layer computes what torch's class does; subclasses may standardise the weight or pad differently."""
     base = _torch_class(layer)
     same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
-    return same and not is_adorned(layer)
+    return same and not is_customised(layer)
 
 
 def _torch_class(layer: nn.Module) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sparsefw.compression.structure.channels import tensors_of
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 
 def gap_between(expected: nn.Module, got: nn.Module, example: Any) -> float:
@@ -28,7 +28,7 @@ def in_double(example: Any) -> Any:
 
 def _gap(expected: nn.Module, got: nn.Module, inputs: Any) -> float:
     with evaluating(expected), evaluating(got):
-        return relative_gap(call(expected, inputs), call(got, inputs))
+        return relative_gap(call_on_copy(expected, inputs), call_on_copy(got, inputs))
 
 
 def relative_gap(expected: Any, got: Any, whole_numbers: bool = False) -> float:

@@ -23,7 +23,7 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear))
 
 
-def is_adorned(module: nn.Module) -> bool:
+def is_customised(module: nn.Module) -> bool:
     """Return whether a module may compute something else than its class: hooks, a patched forward, a parametrized weight."""
     hooked = module._forward_hooks or module._forward_pre_hooks
     return bool(hooked) or "forward" in vars(module) or nn.utils.parametrize.is_parametrized(module)
@@ -93,7 +93,7 @@ def shared_layers(model: nn.Module) -> dict[str, str]:
     return partners
 
 
-def replace(model: nn.Module, name: str, new: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of the one of this name."""
     owner, _, local = name.rpartition(".")
     setattr(model.get_submodule(owner), local, new)
@@ -104,19 +104,19 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (*args, *kwargs.values())[0]
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call_on_copy(model: nn.Module, inputs: Any) -> Any:
     """Run the model on a copy of the inputs: a tensor, a tuple of positional or a dict of keyword arguments.
 
     On a copy, because a model may change its inputs in place.
     """
-    return call_on(model, cloned(inputs))
+    return call(model, cloned(inputs))
 
 
 def cloned(inputs: Any) -> Any:
     return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
 
 
-def call_on(model: nn.Module, inputs: Any) -> Any:
+def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on the inputs themselves."""
     if isinstance(inputs, dict):
         return model(**inputs)
@@ -172,5 +172,5 @@ def count_calls(model: nn.Module, example: Any) -> dict[str, int]:
         return (module.register_forward_pre_hook(count),) if is_layer(module) else ()
 
     with evaluating(model), hooks(model, make):
-        call(model, example)
+        call_on_copy(model, example)
     return calls

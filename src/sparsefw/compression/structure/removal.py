@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
-from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_blocks
+from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_groups
 from sparsefw.compression.structure.gaps import gap_between, in_double
-from sparsefw.compression.structure.layers import call, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 Removed = Mapping[Channels, Sequence[int]]  # the channels of each set that are removed
 
@@ -69,24 +69,24 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     """Return all sets of channels; a set is removable if, on the example, removing channels equals silencing them.
 
     Following labels shows which channels go together. This trial shows that nothing was missed: code that computes with a fixed
-    number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving, and are fixed.
+    number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving, and get an obstacle.
     """
-    sets = [_unless_single(with_blocks(channels, model)) for channels in find_channels(model, example)]
-    candidates = [i for i, channels in enumerate(sets) if not channels.fixed]
+    sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
+    candidates = [i for i, channels in enumerate(sets) if channels.obstacle is None]
     run_modes = modes(model, example)
-    trial_model, trial_example = _in_double(_awake(model), _lively(example))
+    trial_model, trial_example = _in_double(_with_varied_parameters(model), _with_varied_values(example))
     reasons = dict(_offenders(trial_model, trial_example, run_modes, sets, candidates))
-    return [replace(channels, fixed=reasons[i]) if i in reasons else channels for i, channels in enumerate(sets)]
+    return [replace(channels, obstacle=reasons[i]) if i in reasons else channels for i, channels in enumerate(sets)]
 
 
 def _unless_single(channels: Channels) -> Channels:
-    blocks = len(set(channels.blocks))
-    if channels.fixed or channels.count > blocks:
+    group_count = len(set(channels.groups))
+    if channels.obstacle is not None or channels.count > group_count:
         return channels
-    return replace(channels, fixed=because(Cause.ONLY_ONE if blocks == 1 else Cause.ONLY_ONE_OF_GROUP))
+    return replace(channels, obstacle=because(Cause.ONLY_ONE if group_count == 1 else Cause.ONLY_ONE_OF_GROUP))
 
 
-def _lively(example: Any) -> Any:
+def _with_varied_values(example: Any) -> Any:
     """Return the example with random numbers in tensors that have a single value: on zeros everything looks equal."""
     generator = torch.Generator().manual_seed(0)
 
@@ -98,7 +98,7 @@ def _lively(example: Any) -> Any:
     return tree_map(fill, example)
 
 
-def _awake(model: nn.Module) -> nn.Module:
+def _with_varied_parameters(model: nn.Module) -> nn.Module:
     """Return a copy with random numbers in parameters that have a single value, such as 0 or 1e-6 from their start.
 
     A last layer or a scale of zeros would make every removal look harmless.
@@ -124,7 +124,7 @@ def _in_double(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
     inputs = in_double(example)
     try:
         with evaluating(exact):
-            call(exact, inputs)
+            call_on_copy(exact, inputs)
     except Exception:  # code that casts to float32, a device without float64: compared with a larger tolerance
         return model, example
     return exact, inputs
@@ -156,7 +156,7 @@ def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: li
         for mode in run_modes[1:]:
             small = without(model, removed)
             with mode(small):
-                call(small, example)
+                call_on_copy(small, example)
     except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
         return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
     exact = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
@@ -164,13 +164,13 @@ def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: li
 
 
 def _trial(channels: Channels) -> list[int]:
-    """Return a random third of each block, equally many from each: code with fixed counts or places fails on these."""
-    blocks: dict[int, list[int]] = {}
-    for channel, block in enumerate(channels.blocks):
-        blocks.setdefault(block, []).append(channel)
+    """Return a random third of each group, equally many from each: code with fixed counts or places fails on these."""
+    groups: dict[int, list[int]] = {}
+    for channel, group in enumerate(channels.groups):
+        groups.setdefault(group, []).append(channel)
     generator = torch.Generator().manual_seed(0)
     chosen = []
-    for members in blocks.values():
+    for members in groups.values():
         order = torch.randperm(len(members), generator=generator).tolist()
         chosen += [members[i] for i in order[: max(1, len(members) // 3)]]
     return sorted(chosen)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.structure.attention import PlainAttention
+from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
 from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side
 from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, weight_of
 from sparsefw.layer_types import TRANSPOSED
@@ -17,7 +17,7 @@ from sparsefw.layer_types import TRANSPOSED
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
     """Keep exactly these channels on one side of a layer."""
     if not kept or max(kept) >= size(model, name, side):
-        raise IndexError(f"{name} has {size(model, name, side)} {side} channels, and cannot keep {list(kept[-3:])}")
+        raise IndexError(f"{name} has {size(model, name, side)} {side} channels and cannot keep {list(kept[-3:])}")
     if side == Side.EACH and name in dict(model.named_parameters()):
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, kept)
@@ -31,7 +31,7 @@ def size(model: nn.Module, name: str, side: str) -> int:
         return model.get_parameter(name).numel()
     module: Any = model.get_submodule(name)
     if side == Side.HEADS:
-        return int(module.num_heads)
+        return known_attention(module).heads
     if isinstance(module, nn.Linear):
         return module.out_features if side == Side.OUT else module.in_features
     if isinstance(module, AnyConv):
@@ -44,14 +44,14 @@ def _keep_within_groups(layer: Any, kept: Sequence[int], per_group: int) -> Tens
     rows = layer.weight.shape[0] // layer.groups
     parts = []
     for group in range(layer.groups):
-        own = [i - group * per_group for i in kept if i // per_group == group]
-        parts.append(take(layer.weight[group * rows : (group + 1) * rows], 1, own))
+        indices = [i - group * per_group for i in kept if i // per_group == group]
+        parts.append(take(layer.weight[group * rows : (group + 1) * rows], 1, indices))
     return torch.cat(parts)
 
 
 def keep_out(layer: nn.Module, kept: list[int]) -> None:
     if isinstance(layer, TRANSPOSED):
-        # (inputs, outputs per group, *kernel): groups are blocks of the first axis, and each keeps its own outputs.
+        # (inputs, outputs per group, *kernel): every group is a range of the first axis, and keeps its own outputs.
         _set(layer, "weight", _keep_within_groups(layer, kept, layer.out_channels // layer.groups))
     else:
         _set(layer, "weight", take(_tensor(layer, "weight"), 0, kept))
@@ -92,18 +92,15 @@ def keep_each(module: nn.Module, kept: list[int]) -> None:
 
 
 def keep_heads(module: nn.Module, kept: list[int]) -> None:
-    size = int(module.head_dim)  # type: ignore[arg-type]
-    heads = int(module.num_heads)  # type: ignore[arg-type]
-    rows = [head * size + i for head in kept for i in range(size)]
-    if isinstance(module, PlainAttention):
-        for layer in (module.query, module.key, module.value):
-            keep_out(layer, rows)
-    else:
-        keep_out(module.qkv, [part * heads * size + row for part in range(3) for row in rows])  # type: ignore[arg-type]
-    keep_in(module.proj, rows)  # type: ignore[arg-type]
+    rows = rows_of_heads(module, kept)
+    channels = channels_of_heads(module, kept)
+    projection = known_attention(module).projection
+    for name, outputs in rows.items():
+        keep_out(module.get_submodule(name), outputs)
+    keep_in(module.get_submodule(projection), channels)
     module.num_heads = len(kept)  # type: ignore[assignment]
     if hasattr(module, "attn_dim"):
-        module.attn_dim = len(rows)  # type: ignore[assignment]
+        module.attn_dim = len(channels)  # type: ignore[assignment]
 
 
 _KEEP: dict[str, Callable[[nn.Module, list[int]], None]] = {
@@ -141,11 +138,11 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
             module.bias[[p * times + i for p in positions for i in range(times)]] = 0
 
 
-def zero_heads(module: Any, heads: Sequence[int]) -> None:
-    """Zero the columns of an attention block's output projection that read these heads, in place."""
+def zero_heads(module: nn.Module, heads: Sequence[int]) -> None:
+    """Zero the columns of an attention module's output projection that read these heads, in place."""
+    projection = module.get_submodule(known_attention(module).projection)
     with torch.no_grad():
-        for head in heads:
-            module.proj.weight[:, head * module.head_dim : (head + 1) * module.head_dim] = 0
+        weight_of(projection)[:, channels_of_heads(module, heads)] = 0
 
 
 def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:

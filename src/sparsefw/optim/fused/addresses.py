@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefw.optim.fused.common import LOAD_BYTES, LOAD_NUMBERS
 from sparsefw.optim.fused.elementwise import sfw_write_addresses
 
-_AT_ONCE = 64
+_AT_ONCE = 64  # addresses that one launch writes
 
 
 class Addresses:
@@ -39,9 +40,9 @@ class Addresses:
         if addresses == self._written and not self._captured:
             return
         for start in range(0, len(addresses), _AT_ONCE):
-            some = addresses[start : start + _AT_ONCE]
-            some += some[-1:] * (_AT_ONCE - len(some))
-            sfw_write_addresses[(1,)](self.table, start, tuple(some))
+            chunk = addresses[start : start + _AT_ONCE]
+            chunk += chunk[-1:] * (_AT_ONCE - len(chunk))
+            sfw_write_addresses[(1,)](self.table, start, tuple(chunk))
         self._written = addresses
 
 
@@ -51,7 +52,7 @@ class Pieces(NamedTuple):
     tensors, starts, lengths   on the device, per piece: the tensor, the first entry, and the number of entries
     own_starts                 the first entry in the momentum buffer, where a row may be part of a longer one
     aligned                    how many of the first pieces start and end at multiples of 16 bytes
-    first, counts              per cut: its first piece, and the number of its pieces
+    first, counts              per tiling: its first piece, and the number of its pieces
     """
 
     tensors: Tensor
@@ -63,50 +64,51 @@ class Pieces(NamedTuple):
     counts: list[int]
 
 
-class Cut(NamedTuple):
-    """How one tensor is cut: the lengths of its pieces, and the distance of their starts in its momentum buffer."""
+class Tiling(NamedTuple):
+    """How one tensor is divided: the lengths of its pieces, and the distance of their starts in its momentum buffer."""
 
     tensor: int
     lengths: list[int]
     stride: int
 
 
-def row_cut(tensor: int, rows: int, columns: int, stride: int) -> Cut:
+def row_tiling(tensor: int, rows: int, columns: int, stride: int) -> Tiling:
     """Return one piece per row of a matrix whose rows start `stride` entries from each other in the momentum buffer."""
-    return Cut(tensor, [columns] * rows, stride)
+    return Tiling(tensor, [columns] * rows, stride)
 
 
-def chunk_cut(tensor: int, size: int, length: int) -> Cut:
+def chunk_tiling(tensor: int, size: int, length: int) -> Tiling:
     """Return pieces of `length` entries, and one for the remainder.
 
-    >>> chunk_cut(0, size=10, length=4).lengths
+    >>> chunk_tiling(0, size=10, length=4).lengths
     [4, 4, 2]
     """
     whole, remainder = divmod(size, length)
-    return Cut(tensor, [length] * whole + ([remainder] if remainder else []), length)
+    return Tiling(tensor, [length] * whole + ([remainder] if remainder else []), length)
 
 
-def pieces_of(cuts: Sequence[Cut], device: torch.device) -> Pieces:
-    """Return the pieces of all cuts, aligned ones first."""
-    order = sorted(range(len(cuts)), key=lambda c: not _is_aligned(cuts[c]))
-    first = [0] * len(cuts)
+def pieces_of(tilings: Sequence[Tiling], device: torch.device) -> Pieces:
+    """Return the pieces of all tilings, aligned ones first."""
+    order = sorted(range(len(tilings)), key=lambda c: not _is_aligned(tilings[c]))
+    first = [0] * len(tilings)
     rows: list[tuple[int, int, int, int]] = []
     aligned = 0
     for c in order:
-        cut = cuts[c]
+        tiling = tilings[c]
         first[c] = len(rows)
         start = 0
-        for position, length in enumerate(cut.lengths):
-            rows.append((cut.tensor, start, position * cut.stride, length))
+        for position, length in enumerate(tiling.lengths):
+            rows.append((tiling.tensor, start, position * tiling.stride, length))
             start += length
-        if _is_aligned(cut):
+        if _is_aligned(tiling):
             aligned = len(rows)
     tensors, starts, own_starts, lengths = integers(rows, device).T.contiguous().unbind()
-    return Pieces(tensors, starts, own_starts, lengths, aligned, first, [len(cut.lengths) for cut in cuts])
+    return Pieces(tensors, starts, own_starts, lengths, aligned, first, [len(tiling.lengths) for tiling in tilings])
 
 
-def _is_aligned(cut: Cut) -> bool:
-    return cut.stride % 4 == 0 and all(length % 4 == 0 for length in cut.lengths)
+def _is_aligned(tiling: Tiling) -> bool:
+    """Whether all pieces start at multiples of 16 bytes, if the tensor does."""
+    return all(length % LOAD_NUMBERS.value == 0 for length in (tiling.stride, *tiling.lengths))
 
 
 def integers(values: Iterable[int | Sequence[int]], device: torch.device) -> Tensor:
@@ -116,4 +118,4 @@ def integers(values: Iterable[int | Sequence[int]], device: torch.device) -> Ten
 
 def all_aligned(addresses: Iterable[int]) -> bool:
     """Whether all addresses are multiples of 16 bytes."""
-    return all(address % 16 == 0 for address in addresses)
+    return all(address % LOAD_BYTES.value == 0 for address in addresses)

@@ -7,14 +7,17 @@ import triton.language as tl
 
 from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
 
-# The columns of `layers`, in the order of directions.Layer.
-OF_TENSOR, OF_N, OF_M, OF_K, OF_LAYOUT, OF_STRIDE, OF_PADDED, OF_SLICES, OF_SLICE = (tl.constexpr(i) for i in range(9))
-OF_PARTS, OF_P, OF_SLICE_P, OF_A, OF_L, OF_V, OF_D, OF_WANTED, OF_SLOT = (tl.constexpr(i) for i in range(9, 18))
-_WIDTH = tl.constexpr(18)
+# The widest load, and how many numbers it has: can_fuse takes tensors of float32 only.
+LOAD_BYTES = tl.constexpr(16)
+LOAD_NUMBERS = tl.constexpr(4)
 SMALL = tl.constexpr(32)  # the size of the matrices that choose among directions: at least subspace.FOLLOWED
 # 64 sqrt(tiny) of float32, as in gauges.negligible.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
-_UNSCALED, _DIAMETER, _GRADIENT, _FAST_GRADIENT, _HORIZON = (tl.constexpr(i) for i in range(5))
+_UNSCALED = tl.constexpr(0)
+_DIAMETER = tl.constexpr(1)
+_GRADIENT = tl.constexpr(2)
+_FAST_GRADIENT = tl.constexpr(3)
+_HORIZON = tl.constexpr(4)
 _RULES = {
     Unscaled: _UNSCALED,
     Diameter: _DIAMETER,
@@ -22,17 +25,17 @@ _RULES = {
     FastGradient: _FAST_GRADIENT,
     Horizon: _HORIZON,
 }
-_OF_BATCH = 5  # added to the number of a rule that depends on the batch's gradient
+_OF_BATCH = tl.constexpr(5)  # added to the number of a rule that depends on the batch's gradient
 
 
 def rule_number(rule: Rescale) -> int | None:
-    """Return the number of a rule in `step_size` below; None where there is no kernel for it."""
+    """Return the number of a rule in `step_size` below; None if no kernel computes it."""
     number = _RULES.get(type(rule))
-    return None if number is None else number.value + _OF_BATCH * getattr(rule, "of_batch", False)
+    return None if number is None else number.value + _OF_BATCH.value * getattr(rule, "of_batch", False)
 
 
 def rule_scales(rule: Rescale, diameter: float) -> tuple[float, float, float, float]:
-    """Return the numbers from which `step_size` below computes a share: the diameter, and the rate, lr and steps of Horizon."""
+    """Return the numbers from which `step_size` below computes a share: the diameter; the rate, full lr and steps of Horizon."""
     if isinstance(rule, Horizon):
         assert rule.full_lr is not None
         return diameter, rule.rate, rule.full_lr, float(rule.steps)
@@ -44,16 +47,16 @@ def piece(tensors, starts, lengths, s, ALIGNED: tl.constexpr):
     """Return (tensor, start, length) of piece s."""
     length = tl.load(lengths + s)
     if ALIGNED:
-        length = tl.multiple_of(length, 4)
+        length = tl.multiple_of(length, LOAD_NUMBERS)
     return tl.load(tensors + s), tl.load(starts + s), length
 
 
 @triton.jit
 def pointer_to(addresses, tensor, start, ALIGNED: tl.constexpr):
-    """Return a pointer to entry `start` of a tensor. ALIGNED promises multiples of 16 bytes, so that loads are wide."""
+    """Return a pointer to entry `start` of a tensor. ALIGNED promises multiples of LOAD_BYTES, so that loads are wide."""
     pointer = tl.load(addresses + tensor).to(tl.pointer_type(tl.float32))
     if ALIGNED:  # promised twice: the compiler drops a sum with 0, and with it the promise
-        return tl.multiple_of(tl.multiple_of(pointer, 16) + start, 16)
+        return tl.multiple_of(tl.multiple_of(pointer, LOAD_BYTES) + start, LOAD_BYTES)
     else:
         return pointer + start
 
@@ -61,18 +64,21 @@ def pointer_to(addresses, tensor, start, ALIGNED: tl.constexpr):
 @triton.jit
 def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
     """Return eta in [0, 1] and whether the clamp cut it, as in rescale.py, in float64."""
-    length = batch if RULE >= 5 else momentum
-    if RULE % 5 == _UNSCALED:
+    norm = batch if RULE >= _OF_BATCH else momentum
+    KIND: tl.constexpr = RULE - _OF_BATCH if RULE >= _OF_BATCH else RULE
+    if KIND == _UNSCALED:
         raw = lr
-    elif RULE % 5 == _DIAMETER:
+    elif KIND == _DIAMETER:
         raw = lr / tl.load(scales)
-    elif RULE % 5 == _GRADIENT:
-        raw = lr * length / tl.where(distance > 0, distance, 1.0)
-    elif RULE % 5 == _FAST_GRADIENT:
-        raw = lr * length / (tl.load(scales) / 2)
+    elif KIND == _GRADIENT:
+        raw = lr * norm / tl.where(distance > 0, distance, 1.0)
+    elif KIND == _FAST_GRADIENT:
+        raw = lr * norm / (tl.load(scales) / 2)
     else:
-        rate, full, steps = tl.load(scales + 1), tl.load(scales + 2), tl.load(scales + 3)
-        raw = rate * tl.minimum(lr / full, tl.maximum(1 - taken / steps, 1 / steps))
+        rate = tl.load(scales + 1)
+        full_lr = tl.load(scales + 2)
+        steps = tl.load(scales + 3)
+        raw = rate * tl.minimum(lr / full_lr, tl.maximum(1 - taken / steps, 1 / steps))
     moves = (momentum > _NEGLIGIBLE) & (distance > 0)
     eta = tl.where(moves, tl.minimum(tl.maximum(raw, 0.0), 1.0), 0.0)
     return eta, (moves & (raw > 1)).to(tl.float64)
@@ -80,12 +86,12 @@ def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
 
 @triton.jit
 def step_factor(
-    b, length, kept, inner, theta, batch, radii, scales, rates, bad, decay, eta, progress,
+    b, momentum_norm, kept, inner, theta, batch, radii, scales, rates, bad, decay, eta, progress,
     RULE: tl.constexpr, FLAT: tl.constexpr = False,
 ):  # fmt: skip
     """Compute and record the step size of block b for the vertex v = -radius u / ||u||, or with FLAT v = -radius u.
 
-    length = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns the factor of u in the step.
+    momentum_norm = ||m||, kept = ||u||, inner = <u, theta>, theta = ||theta||^2, batch = ||g||^2. Returns the factor of u.
     ||v - theta||^2 = ||v||^2 - 2 <v, theta> + ||theta||^2 is summed in float64, where the expansion loses nothing.
     """
     towards = tl.load(radii + b)
@@ -95,21 +101,12 @@ def step_factor(
     distance = tl.sqrt(tl.maximum(square, 0.0))
     lr = tl.load(tl.load(rates + b).to(tl.pointer_type(tl.float32))).to(tl.float64)
     taken = tl.load(progress + 3 * b)
-    share, cut = step_size(lr, length, tl.sqrt(batch).to(tl.float64), distance, taken, scales + 4 * b, RULE)
+    share, clamped = step_size(lr, momentum_norm, tl.sqrt(batch).to(tl.float64), distance, taken, scales + 4 * b, RULE)
     fine = tl.load(bad) == 0
     share = tl.where(fine, share, 0.0)
     tl.store(decay + b, (1 - share).to(tl.float32))
     tl.store(eta + b, share.to(tl.float32))
     tl.store(progress + 3 * b, taken + tl.where(fine, 1.0, 0.0))
     tl.store(progress + 3 * b + 1, tl.load(progress + 3 * b + 1) + share)
-    tl.store(progress + 3 * b + 2, tl.load(progress + 3 * b + 2) + tl.where(fine, cut, 0.0))
+    tl.store(progress + 3 * b + 2, tl.load(progress + 3 * b + 2) + tl.where(fine, clamped, 0.0))
     return -share * towards
-
-
-@triton.jit
-def layer(layers, b, WHAT: tl.constexpr, UNIT: tl.constexpr = 1):
-    """Return a number of block b, which the caller promises to be a multiple of UNIT."""
-    number = tl.load(layers + b * _WIDTH + WHAT)
-    if UNIT > 1:
-        number = tl.multiple_of(number, UNIT)
-    return number

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from sparsefw.geometry.subspace import columns
+from sparsefw.geometry.subspace import followed_columns
 from sparsefw.optim.fused import elementwise, factors, products
-from sparsefw.optim.fused.addresses import chunk_cut, integers, pieces_of
-from sparsefw.optim.fused.common import SMALL
+from sparsefw.optim.fused.addresses import chunk_tiling, integers, pieces_of
+from sparsefw.optim.fused.common import LOAD_NUMBERS, SMALL
+from sparsefw.optim.fused.layer_table import ALIGNED_ROWS, STRAIGHT, STRAIGHT_ALIGNED_ROWS, Layer
 from sparsefw.optim.fused.products import TILE
 from sparsefw.optim.fused.tensor_table import CHUNK, TensorTable
 from sparsefw.optim.fused.updates import BlockUpdate, FusedBlock
@@ -25,34 +26,16 @@ _PROGRAMS = 264
 _PARTS = 8  # of the short side, at most, in which P^T P is added up
 
 
-class Layer(NamedTuple):
-    """The numbers of one block for kernels: G (n, m) with n <= m is its momentum or the transpose of it."""
-
-    tensor: int
-    n: int
-    m: int
-    k: int  # directions that are followed
-    layout: (
-        int  # 1 where G is stored as it is, 0 where its transpose is; + 2 where all rows start at multiples of 16 bytes
-    )
-    stride: int  # from row to row in memory
-    padded: int  # k, rounded up to whole tiles
-    slices: int  # the number of slices of the long side
-    slice: int  # their length
-    parts: int  # the number of parts of the short side
-    # Offsets in memory, counted in numbers:
-    p: int
-    slice_p: int
-    a: int
-    l: int  # noqa: E741
-    v: int
-    d: int
-    wanted: int  # directions that may grow
-    slot: int  # added to the number of a program of sfw_coefficients, the place of its small matrices
-
-
 class Scratch:
-    """Counts the memory that layers need, in numbers: for P, its slices, float64 matrices, warm starts, and small matrices."""
+    """Counts the memory that layers need, in numbers.
+
+    p          for P, and as much for U
+    slices     for the slices of P
+    double     for A, L and D, in float64
+    warm       for the warm starts V
+    slots      for the small matrices: pairs of them, one for each program that writes any
+    programs   the programs of sfw_coefficients so far
+    """
 
     def __init__(self) -> None:
         self.p = 0
@@ -63,10 +46,10 @@ class Scratch:
         self.programs = 0
 
     def add_layer(self, tensor: int, shape: tuple[int, int], wanted: int) -> Layer:
-        """Reserve the memory of a block of this shape, of which `wanted` directions may grow, and return its numbers."""
+        """Reserve the memory of a block of this shape, of which `wanted` directions may grow, and return its row of the table."""
         rows, stride = shape
         n, m = min(shape), max(shape)
-        k = columns(wanted, n)
+        k = followed_columns(wanted, n)
         tiles = _tiles(k)
         row_tiles = _tiles(n)
         most_slices = max(1, _PROGRAMS // (tiles * row_tiles))
@@ -75,14 +58,31 @@ class Scratch:
         slices = -(-m // length)
         parts = min(row_tiles, _PARTS)
         padded = tiles * TILE
-        aligned = rows % 4 == 0 and stride % 4 == 0
+        aligned = rows % LOAD_NUMBERS.value == 0 and stride % LOAD_NUMBERS.value == 0
         factor = self.double + parts * padded**2
         # The warm starts of a stack are stored one after the other: where rows of one are aligned, so are those of the next.
-        warm = self.warm + (-self.warm % 4) * aligned
+        warm = self.warm + (-self.warm % LOAD_NUMBERS.value) * aligned
+        layout = STRAIGHT.value * (rows <= stride) | ALIGNED_ROWS.value * aligned
         layer = Layer(
-            tensor, n, m, k, (rows <= stride) + 2 * aligned, stride, padded, slices, length, parts,
-            self.p, self.slices, self.double, factor, warm, factor + padded**2, wanted, self.slots - self.programs,
-        )  # fmt: skip
+            tensor=tensor,
+            n=n,
+            m=m,
+            k=k,
+            layout=layout,
+            stride=stride,
+            padded=padded,
+            slices=slices,
+            slice=length,
+            parts=parts,
+            at_p=self.p,
+            at_slices=self.slices,
+            at_a=self.double,
+            at_l=factor,
+            at_v=warm,
+            at_d=factor + padded**2,
+            wanted=wanted,
+            slot=self.slots - self.programs,
+        )
         programs = tiles * _tiles(m)
         self.p += n * padded
         self.slices += slices * n * padded
@@ -98,7 +98,7 @@ def _tiles(length: int) -> int:
 
 
 class Work(NamedTuple):
-    """The programs of every launch, each a line of numbers that the kernel's docstring explains."""
+    """The programs of every launch, each a row of numbers that the kernel's docstring explains."""
 
     project: list[tuple[int, ...]]
     gram: list[tuple[int, ...]]
@@ -111,14 +111,14 @@ def work_on(layers: Sequence[Layer]) -> Work:
     """Return the programs for these layers."""
     work = Work([], [], [], [], [])
     for b, layer in enumerate(layers):
-        rows = range(_tiles(layer.n))
-        columns = range(layer.padded // TILE)
-        length = range(_tiles(layer.m))
-        work.project.extend((b, r, c, s) for s in range(layer.slices) for r in rows for c in columns)
-        work.gram.extend((b, r, c, d) for r in range(layer.parts) for c in columns for d in range(c + 1))
-        work.basis.extend((b, r) for r in rows)
-        work.coefficients.extend((b, c, j) for j in length for c in columns)
-        work.move.extend((b, r, j) for r in rows for j in length)
+        n_tiles = range(_tiles(layer.n))
+        m_tiles = range(_tiles(layer.m))
+        k_tiles = range(layer.padded // TILE)
+        work.project.extend((b, i, c, s) for s in range(layer.slices) for i in n_tiles for c in k_tiles)
+        work.gram.extend((b, part, c, d) for part in range(layer.parts) for c in k_tiles for d in range(c + 1))
+        work.basis.extend((b, i) for i in n_tiles)
+        work.coefficients.extend((b, c, j) for j in m_tiles for c in k_tiles)
+        work.move.extend((b, i, j) for i in n_tiles for j in m_tiles)
     return work
 
 
@@ -137,11 +137,11 @@ class DirectionsUpdate(BlockUpdate):
         work = work_on(layers)
         self._layers = integers(layers, device)
         self._work = [integers(lines, device) for lines in work]
-        cut = pieces_of([chunk_cut(x.tensor, x.n * x.m, CHUNK) for x in layers], device)
-        self._pieces = cut
-        self._first = integers(cut.first, device)
-        self._count = integers(cut.counts, device)
-        self._figures = torch.zeros(3, len(cut.tensors), dtype=torch.float64, device=device)
+        pieces = pieces_of([chunk_tiling(x.tensor, x.n * x.m, CHUNK) for x in layers], device)
+        self._pieces = pieces
+        self._first = integers(pieces.first, device)
+        self._count = integers(pieces.counts, device)
+        self._figures = torch.zeros(3, len(pieces.tensors), dtype=torch.float64, device=device)
         programs = Counter(b for b, *_ in work.coefficients)
         counts = [programs[b] for b in range(len(layers))]
         self._programs = integers(counts, device)
@@ -153,35 +153,37 @@ class DirectionsUpdate(BlockUpdate):
         self._slices = torch.zeros(memory.slices, device=device)
         self._double = torch.zeros(memory.double, dtype=torch.float64, device=device)
         self._warm = torch.zeros(memory.warm, device=device)
-        self._lengths = torch.zeros(len(layers), dtype=torch.float64, device=device)
+        self._momentum_norms = torch.zeros(len(layers), dtype=torch.float64, device=device)
         self._factor = torch.zeros(len(layers), device=device)
         for block, x in zip(blocks, layers, strict=True):
             if block.index == 0:
                 count = len(block.stack.blocks)
-                warm_starts = self._warm[x.v : x.v + count * x.m * x.k].view(count, x.k, x.m).mT
+                warm_starts = self._warm[x.at_v : x.at_v + count * x.m * x.k].view(count, x.k, x.m).mT
                 block.stack.use_warm_starts(warm_starts)
 
     def launch(self, table: TensorTable) -> None:
-        cut = self._pieces
-        count = len(cut.tensors)
+        pieces = self._pieces
+        count = len(pieces.tensors)
         tile = TILE
         project, gram, basis, coefficients, move = self._work
-        aligned = 3 if table.is_aligned else 1  # a mask for Layer.layout
+        layout_mask = STRAIGHT_ALIGNED_ROWS.value if table.is_aligned else STRAIGHT.value
         half = self.device.type == "cuda"  # the interpreter has no half products
-        momenta, weights, layers = table.momenta.table, table.weights.table, self._layers
+        momenta = table.momenta.table
+        weights = table.weights.table
+        layers = self._layers
         elementwise.sfw_momentum[(count,)](
-            table.gradients.table, momenta, weights, cut.tensors, cut.starts, cut.own_starts, cut.lengths,
-            table.aligned_pieces(cut), table.bad, self.rho, self._figures, count, BLOCK=elementwise.BLOCK,
+            table.gradients.table, momenta, weights, pieces.tensors, pieces.starts, pieces.own_starts, pieces.lengths,
+            table.aligned_pieces(pieces), table.bad, self.rho, self._figures, count, SPAN=elementwise.SPAN,
         )  # fmt: skip
         for _ in range(max(stack.iterations for stack in self.stacks)):
             products.sfw_project[(len(project),)](
-                project, layers, momenta, self._warm, self._slices, aligned, TILE=tile, **_PRODUCTS
+                project, layers, momenta, self._warm, self._slices, layout_mask, TILE=tile, **_PRODUCTS
             )
             factors.sfw_gram[(len(gram),)](
                 gram, layers, self._slices, self._p, self._double, TILE=tile, num_warps=8, num_stages=1
             )
             factors.sfw_factorise[(len(self.blocks),)](
-                layers, self._double, self._figures, self._first, self._count, self._lengths, STEP=factors.STEP,
+                layers, self._double, self._figures, self._first, self._count, self._momentum_norms, STEP=factors.STEP,
                 num_warps=4, num_stages=1,
             )  # fmt: skip
             factors.sfw_basis[(len(basis),)](
@@ -189,8 +191,8 @@ class DirectionsUpdate(BlockUpdate):
                 num_stages=1,
             )  # fmt: skip
             products.sfw_coefficients[(len(coefficients),)](
-                coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._lengths, table.bad,
-                self._sums, len(coefficients), self._small, aligned, TILE=tile, HALF=half, **_PRODUCTS,
+                coefficients, layers, momenta, weights, self._basis, self._warm, self._double, self._momentum_norms, table.bad,
+                self._sums, len(coefficients), self._small, layout_mask, TILE=tile, HALF=half, **_PRODUCTS,
             )  # fmt: skip
         if len(self._with_surplus):
             factors.sfw_lead[(len(self._with_surplus),)](
@@ -199,9 +201,10 @@ class DirectionsUpdate(BlockUpdate):
             )  # fmt: skip
         factors.sfw_choose_directions[(len(self.blocks),)](
             self._figures, count, self._first, self._count, self._sums, len(coefficients), self._first_program,
-            self._programs, self._lengths, self.radii, self.scales, self.rates.table, table.norms, self.part_tensor,
+            self._programs, self._momentum_norms, self.radii, self.scales, self.rates.table, table.norms, self.part_tensor,
             table.bad, self.decay, self._factor, *self.figures, RULE=self.rule,
         )  # fmt: skip
         products.sfw_move_directions[(len(move),)](
-            move, layers, weights, self._basis, self._warm, self.decay, self._factor, aligned, TILE=tile, HALF=half, **_PRODUCTS,
+            move, layers, weights, self._basis, self._warm, self.decay, self._factor, layout_mask, TILE=tile, HALF=half,
+            **_PRODUCTS,
         )  # fmt: skip

@@ -5,43 +5,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import (
-    OF_A,
-    OF_D,
+from sparsefw.optim.fused.common import SMALL, step_factor
+from sparsefw.optim.fused.layer_table import (
+    AT_A,
+    AT_D,
+    AT_L,
+    AT_P,
+    AT_SLICES,
     OF_K,
-    OF_L,
     OF_N,
-    OF_P,
     OF_PADDED,
     OF_PARTS,
-    OF_SLICE_P,
     OF_SLICES,
     OF_SLOT,
     OF_WANTED,
-    SMALL,
     layer,
-    step_factor,
 )
 
 STEP = 32  # the tiles of L
 _ROUNDS = tl.constexpr(3)
-# A column of unit length depends on those before it where the square of its remainder is below this: the rounding of P in
+# A column of norm 1 counts as dependent on those before it if the square of its remainder is below this: the rounding of P in
 # float32, and of the small matrices in float64.
-_DEPENDENT, _SMALL_DEPENDENT = tl.constexpr(1e-10), tl.constexpr(1e-12)
+_DEPENDENT = tl.constexpr(1e-10)
+_SMALL_DEPENDENT = tl.constexpr(1e-12)
 
 
 @triton.jit
 def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
     """Add up P, and A = P^T P over a part of the rows; work: (block, part, tile of columns, tile of columns before or equal)."""
     w = tl.program_id(0) * 4
-    b, part, left, right = tl.load(work + w), tl.load(work + w + 1), tl.load(work + w + 2), tl.load(work + w + 3)
-    n, padded, slices = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE), layer(layers, b, OF_SLICES)
+    b = tl.load(work + w)
+    part = tl.load(work + w + 1)
+    left = tl.load(work + w + 2)
+    right = tl.load(work + w + 3)
+    n = layer(layers, b, OF_N)
+    padded = layer(layers, b, OF_PADDED, TILE)
+    slices = layer(layers, b, OF_SLICES)
     c = tl.arange(0, TILE)
     product = tl.zeros((TILE, TILE), tl.float64)
     for start in range(part * TILE, n, layer(layers, b, OF_PARTS) * TILE):
         i = start + c
         live = i[:, None] < n
-        pieces = slices_of_p + layer(layers, b, OF_SLICE_P, TILE) + i[:, None] * padded + c[None, :]
+        pieces = slices_of_p + layer(layers, b, AT_SLICES, TILE) + i[:, None] * padded + c[None, :]
         x = tl.zeros((TILE, TILE), tl.float32)
         y = tl.zeros((TILE, TILE), tl.float32)
         for slice_number in range(slices):
@@ -50,9 +55,9 @@ def sfw_gram(work, layers, slices_of_p, p, wide, TILE: tl.constexpr):
                 y += tl.load(pieces + slice_number * n * padded + right * TILE, mask=live, other=0.0)
         if left == right:
             y = x
-            tl.store(p + layer(layers, b, OF_P, TILE) + i[:, None] * padded + c[None, :] + left * TILE, x, mask=live)
+            tl.store(p + layer(layers, b, AT_P, TILE) + i[:, None] * padded + c[None, :] + left * TILE, x, mask=live)
         product += tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
-    A = wide + layer(layers, b, OF_A) + part * padded * padded
+    A = wide + layer(layers, b, AT_A) + part * padded * padded
     tl.store(A + (left * TILE + c[:, None]) * padded + right * TILE + c[None, :], product)
 
 
@@ -81,15 +86,21 @@ def _sum(figures, begin, count):
 
 
 @triton.jit
-def sfw_factorise(layers, wide, figures, first, count, lengths, STEP: tl.constexpr):
-    """lengths[b] <- ||G||, and D A D = L L^T by tiles, one program per block; stores L below diagonal tiles, L^-1 in them, and D.
+def sfw_factorise(layers, wide, figures, first, count, momentum_norms, STEP: tl.constexpr):
+    """momentum_norms[b] <- ||G||, and D A D = L L^T by tiles, one program per block.
+
+    Stores D, the tiles of L below the diagonal, and on the diagonal the inverses of its tiles.
 
     A column that depends on those before it gets a row of zeros in L^-1, hence 0 in U: a vertex of lower rank is feasible, too.
     """
     b = tl.program_id(0)
-    tl.store(lengths + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
-    k, padded, parts = layer(layers, b, OF_K), layer(layers, b, OF_PADDED, STEP), layer(layers, b, OF_PARTS)
-    A, L, D = wide + layer(layers, b, OF_A), wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
+    tl.store(momentum_norms + b, tl.sqrt(_sum(figures, tl.load(first + b), tl.load(count + b))))
+    k = layer(layers, b, OF_K)
+    padded = layer(layers, b, OF_PADDED, STEP)
+    parts = layer(layers, b, OF_PARTS)
+    A = wide + layer(layers, b, AT_A)
+    L = wide + layer(layers, b, AT_L)
+    D = wide + layer(layers, b, AT_D)
     r = tl.arange(0, STEP)
     row, column = r[:, None], r[None, :]
     tiles = (k + STEP - 1) // STEP
@@ -140,15 +151,22 @@ def _inverse_factor(block, width, STEP: tl.constexpr, DEPENDENT: tl.constexpr):
     inverse = tl.where((row == column) & (row < width), 1.0, 0.0).to(tl.float64)
     for c in range(0, width, 2):
         here, next_one = row == c, row == c + 1
-        x, y = tl.sum(tl.where(here, block, 0.0), axis=0), tl.sum(tl.where(next_one, block, 0.0), axis=0)
-        u, v = tl.sum(tl.where(here, inverse, 0.0), axis=0), tl.sum(tl.where(next_one, inverse, 0.0), axis=0)
-        pivot, beside = tl.sum(tl.where(r == c, x, 0.0)), tl.sum(tl.where(r == c + 1, x, 0.0))
+        x = tl.sum(tl.where(here, block, 0.0), axis=0)
+        y = tl.sum(tl.where(next_one, block, 0.0), axis=0)
+        u = tl.sum(tl.where(here, inverse, 0.0), axis=0)
+        v = tl.sum(tl.where(next_one, inverse, 0.0), axis=0)
+        pivot = tl.sum(tl.where(r == c, x, 0.0))
+        beside = tl.sum(tl.where(r == c + 1, x, 0.0))
         corner = tl.sum(tl.where(r == c + 1, y, 0.0))
         root = _inverse_root(pivot, DEPENDENT)
-        x, u, beside = x * root, u * root, beside * root
+        x = x * root
+        u = u * root
+        beside = beside * root
         root = _inverse_root(corner - beside * beside, DEPENDENT)
-        y, v = (y - beside * x) * root, (v - beside * u) * root
-        down, down_next = tl.where(r > c + 1, x, 0.0)[:, None], tl.where(r > c + 1, y, 0.0)[:, None]
+        y = (y - beside * x) * root
+        v = (v - beside * u) * root
+        down = tl.where(r > c + 1, x, 0.0)[:, None]
+        down_next = tl.where(r > c + 1, y, 0.0)[:, None]
         block -= down * x[None, :] + down_next * y[None, :]
         inverse -= down * u[None, :] + down_next * v[None, :]
         inverse = tl.where(here, u[None, :], tl.where(next_one, v[None, :], inverse))
@@ -159,13 +177,18 @@ def _inverse_factor(block, width, STEP: tl.constexpr, DEPENDENT: tl.constexpr):
 def sfw_basis(work, layers, p, wide, basis, TILE: tl.constexpr, STEP: tl.constexpr):
     """U = P D L^-T, tile after tile of columns; work: (block, tile of rows)."""
     w = tl.program_id(0) * 2
-    b, rows = tl.load(work + w), tl.load(work + w + 1)
-    n, k, padded = layer(layers, b, OF_N), layer(layers, b, OF_K), layer(layers, b, OF_PADDED, TILE)
-    L, D = wide + layer(layers, b, OF_L), wide + layer(layers, b, OF_D)
-    i, r = rows * TILE + tl.arange(0, TILE), tl.arange(0, STEP)
+    b = tl.load(work + w)
+    rows = tl.load(work + w + 1)
+    n = layer(layers, b, OF_N)
+    k = layer(layers, b, OF_K)
+    padded = layer(layers, b, OF_PADDED, TILE)
+    L = wide + layer(layers, b, AT_L)
+    D = wide + layer(layers, b, AT_D)
+    i = rows * TILE + tl.arange(0, TILE)
+    r = tl.arange(0, STEP)
     live = i[:, None] < n
-    P = p + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
-    U = basis + layer(layers, b, OF_P, TILE) + i[:, None] * padded + r[None, :]
+    P = p + layer(layers, b, AT_P, TILE) + i[:, None] * padded + r[None, :]
+    U = basis + layer(layers, b, AT_P, TILE) + i[:, None] * padded + r[None, :]
     for t in range((k + STEP - 1) // STEP):
         x = tl.load(P + t * STEP, mask=live, other=0.0).to(tl.float64) * tl.load(D + t * STEP + r)[None, :]
         for q in range(t):
@@ -179,8 +202,8 @@ def sfw_basis(work, layers, p, wide, basis, TILE: tl.constexpr, STEP: tl.constex
 
 @triton.jit
 def _orthonormal(Y, width, SIZE: tl.constexpr):
-    lengths = tl.sqrt(tl.sum(Y * Y, axis=0))
-    Y = Y * tl.where(lengths > 0, 1 / tl.where(lengths > 0, lengths, 1.0), 0.0)[None, :]
+    norms = tl.sqrt(tl.sum(Y * Y, axis=0))
+    Y = Y * tl.where(norms > 0, 1 / tl.where(norms > 0, norms, 1.0), 0.0)[None, :]
     inverse = _inverse_factor(tl.dot(tl.trans(Y), Y, out_dtype=tl.float64), width, SIZE, _SMALL_DEPENDENT)
     return tl.dot(Y, tl.trans(inverse), out_dtype=tl.float64)
 
@@ -189,15 +212,19 @@ def _orthonormal(Y, width, SIZE: tl.constexpr):
 def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, program_count, TILE: tl.constexpr):
     """U <- U Z Z^T for the listed blocks, with Z as in subspace.leading; sums <- ||Z^T B||^2 and <Z^T B, Z^T U^T theta>."""
     b = tl.load(blocks + tl.program_id(0))
-    begin, count, wanted = tl.load(first_program + b), tl.load(program_count + b), layer(layers, b, OF_WANTED)
+    begin = tl.load(first_program + b)
+    count = tl.load(program_count + b)
+    wanted = layer(layers, b, OF_WANTED)
     r = tl.arange(0, SMALL)
     row, column = r[:, None], r[None, :]
     at = small + (begin + layer(layers, b, OF_SLOT)) * 2 * SMALL * SMALL + row * SMALL + column
-    H, X = tl.zeros((SMALL, SMALL), tl.float64), tl.zeros((SMALL, SMALL), tl.float64)
+    H = tl.zeros((SMALL, SMALL), tl.float64)
+    X = tl.zeros((SMALL, SMALL), tl.float64)
     for p in range(count):
         H += tl.load(at + p * 2 * SMALL * SMALL).to(tl.float64)
         X += tl.load(at + p * 2 * SMALL * SMALL + SMALL * SMALL).to(tl.float64)
-    axes, across = tl.sum(tl.where(row == column, H, 0.0), axis=1), tl.sum(tl.where(row == column, H, 0.0), axis=0)
+    axes = tl.sum(tl.where(row == column, H, 0.0), axis=1)
+    across = tl.sum(tl.where(row == column, H, 0.0), axis=0)
     longer = (across[None, :] > axes[:, None]) | ((across[None, :] == axes[:, None]) & (column < row))
     rank = tl.sum(longer.to(tl.int32), axis=1)
     Z = tl.where((rank[:, None] == column) & (column < wanted), 1.0, 0.0).to(tl.float64)
@@ -212,17 +239,18 @@ def sfw_lead(blocks, layers, small, basis, sums, programs, first_program, progra
         q = start + tl.arange(0, 1024)
         tl.store(sums + begin + q, tl.where(q == 0, tl.sum(projector * H), 0.0), mask=q < count)
         tl.store(sums + programs + begin + q, tl.where(q == 0, tl.sum(projector * X), 0.0), mask=q < count)
-    n, padded = layer(layers, b, OF_N), layer(layers, b, OF_PADDED, TILE)
+    n = layer(layers, b, OF_N)
+    padded = layer(layers, b, OF_PADDED, TILE)
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)[:, None]
-        U = basis + layer(layers, b, OF_P, TILE) + i * padded + column
+        U = basis + layer(layers, b, AT_P, TILE) + i * padded + column
         turned = tl.dot(tl.load(U, mask=i < n, other=0.0).to(tl.float64), projector, out_dtype=tl.float64)
         tl.store(U, turned.to(tl.float32), mask=i < n)
 
 
 @triton.jit
 def sfw_choose_directions(
-    figures, pieces, first, count, sums, programs, first_program, program_count, lengths,
+    figures, pieces, first, count, sums, programs, first_program, program_count, momentum_norms,
     radii, scales, rates, norms, part_tensor, bad, decay, factor, eta, gained, progress, RULE: tl.constexpr,
 ):  # fmt: skip
     """Compute the step size of each block.
@@ -230,14 +258,15 @@ def sfw_choose_directions(
     v = -radius U B / ||B||, <v, theta> = -radius <B, U^T theta> / ||B||, <v, G> = -radius ||B||.
     """
     b = tl.program_id(0)
-    length = tl.load(lengths + b)
+    momentum_norm = tl.load(momentum_norms + b)
     tt = _sum(figures + 2 * pieces, tl.load(first + b), tl.load(count + b))
-    begin, n = tl.load(first_program + b), tl.load(program_count + b)
+    begin = tl.load(first_program + b)
+    n = tl.load(program_count + b)
     kept = tl.sqrt(_sum(sums, begin, n))
     inner = _sum(sums + programs, begin, n)
     gradient = tl.load(norms + tl.load(part_tensor + b))
     towards = step_factor(
-        b, length, kept, inner, tt, gradient * gradient, radii, scales, rates, bad, decay, eta, progress, RULE
+        b, momentum_norm, kept, inner, tt, gradient * gradient, radii, scales, rates, bad, decay, eta, progress, RULE
     )
     tl.store(factor + b, towards.to(tl.float32))
-    tl.store(gained + b, (kept * length).to(tl.float32))
+    tl.store(gained + b, (kept * momentum_norm).to(tl.float32))

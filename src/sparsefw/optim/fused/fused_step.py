@@ -22,7 +22,7 @@ from sparsefw.optim.fused.common import rule_number
 from sparsefw.optim.fused.directions import DirectionsUpdate
 from sparsefw.optim.fused.tensor_table import TensorTable
 from sparsefw.optim.fused.updates import BlockUpdate, EntriesUpdate, FusedBlock, RowsUpdate, SGDUpdate, Update
-from sparsefw.optim.groups import Group
+from sparsefw.optim.groups import SGD, Group
 from sparsefw.optim.kernels import is_dense
 from sparsefw.optim.layout import Packing
 from sparsefw.optim.master_weights import State
@@ -59,7 +59,7 @@ class FusedStep:
             for update in self.updates:
                 update.step(self.table)
 
-    def is_current(self, state_of: Callable[[Tensor], State]) -> bool:
+    def is_up_to_date(self, state_of: Callable[[Tensor], State]) -> bool:
         """Whether the momentum buffers are still those it was built for: not cleared, reloaded or moved."""
         pairs = zip(self.table.params, self.table.buffers, strict=True)
         return all(buffer is None or state_of(p).get("momentum") is buffer for p, buffer in pairs)
@@ -113,7 +113,7 @@ def build_fused_step(
     for index, group in enumerate(groups):
         if group["dampening"] or group["score_momentum"]:
             continue
-        if group["region"] is None and group["rest"] == "sgd":
+        if group["region"] is None and group["rest"] == SGD:
             covered.add(index)
             stepped = [p for p in group["params"] if p.grad is not None]
             if stepped:

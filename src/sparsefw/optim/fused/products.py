@@ -15,7 +15,7 @@ The small factors are computed in factors.py. G (n, m) is a block's momentum, or
 the last step: its scale does not matter, since D removes it.
 
 With HALF, B is rounded to float16 before its norm is computed, and U is split into two float16 numbers where the vertex is
-formed. So the length of the vertex equals the radius to 1e-6, and its rank is k, whatever rounding does to its direction (5e-4).
+formed. So the norm of the vertex equals the radius to 1e-6, and its rank is k, whatever rounding does to its direction (5e-4).
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.fused.common import (
+from sparsefw.optim.fused.common import LOAD_NUMBERS, SMALL, pointer_to
+from sparsefw.optim.fused.layer_table import (
+    ALIGNED_ROWS,
+    AT_L,
+    AT_P,
+    AT_SLICES,
+    AT_V,
     OF_K,
-    OF_L,
     OF_LAYOUT,
     OF_M,
     OF_N,
-    OF_P,
     OF_PADDED,
     OF_SLICE,
-    OF_SLICE_P,
     OF_SLOT,
     OF_STRIDE,
     OF_TENSOR,
-    OF_V,
     OF_WANTED,
-    SMALL,
+    STRAIGHT,
+    STRAIGHT_ALIGNED_ROWS,
     layer,
-    pointer_to,
 )
 
 TILE = 64
@@ -57,16 +59,16 @@ def _tile(matrix, i, j, n, m, stride, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def sfw_project(work, layers, momenta, warm, slices_of_p, aligned, TILE: tl.constexpr, INNER: tl.constexpr):
+def sfw_project(work, layers, momenta, warm, slices_of_p, layout_mask, TILE: tl.constexpr, INNER: tl.constexpr):
     """slices_of_p: P = G V, one slice of the sum over m; work: (block, tile of rows, tile of columns, slice)."""
     w = work + tl.program_id(0) * 4
     b = tl.load(w)
-    layout = layer(layers, b, OF_LAYOUT) & aligned
-    if layout == 3:
+    layout = layer(layers, b, OF_LAYOUT) & layout_mask
+    if layout == STRAIGHT_ALIGNED_ROWS:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, True)
-    elif layout == 2:
+    elif layout == ALIGNED_ROWS:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, True)
-    elif layout == 1:
+    elif layout == STRAIGHT:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, False, False)
     else:
         _project(w, b, layers, momenta, warm, slices_of_p, TILE, INNER, True, False)
@@ -77,28 +79,32 @@ def _project(
     w, b, layers, momenta, warm, slices_of_p,
     TILE: tl.constexpr, INNER: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    UNIT: tl.constexpr = 4 if ALIGNED else 1
-    rows, columns, part = tl.load(w + 1), tl.load(w + 2), tl.load(w + 3)
-    n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
-    stride, padded, length = (
-        layer(layers, b, OF_STRIDE, UNIT),
-        layer(layers, b, OF_PADDED, TILE),
-        layer(layers, b, OF_SLICE, TILE),
-    )
-    G, V = pointer_to(momenta, layer(layers, b, OF_TENSOR), 0, ALIGNED), warm + layer(layers, b, OF_V, UNIT)
-    i, c = rows * TILE + tl.arange(0, TILE), columns * TILE + tl.arange(0, TILE)
+    UNIT: tl.constexpr = LOAD_NUMBERS if ALIGNED else 1
+    rows = tl.load(w + 1)
+    columns = tl.load(w + 2)
+    part = tl.load(w + 3)
+    n = layer(layers, b, OF_N, UNIT)
+    m = layer(layers, b, OF_M, UNIT)
+    k = layer(layers, b, OF_K)
+    stride = layer(layers, b, OF_STRIDE, UNIT)
+    padded = layer(layers, b, OF_PADDED, TILE)
+    length = layer(layers, b, OF_SLICE, TILE)
+    G = pointer_to(momenta, layer(layers, b, OF_TENSOR), 0, ALIGNED)
+    V = warm + layer(layers, b, AT_V, UNIT)
+    i = rows * TILE + tl.arange(0, TILE)
+    c = columns * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
     for start in range(part * length, min(part * length + length, m), INNER):
         j = start + tl.arange(0, INNER)
         v = tl.load(V + c[None, :] * m + j[:, None], mask=(c[None, :] < k) & (j[:, None] < m), other=0.0)
         total = tl.dot(_tile(G, i, j, n, m, stride, TRANSPOSED), v, total, input_precision="tf32")
-    P = slices_of_p + layer(layers, b, OF_SLICE_P, TILE) + part * n * padded
+    P = slices_of_p + layer(layers, b, AT_SLICES, TILE) + part * n * padded
     tl.store(P + i[:, None] * padded + c[None, :], total, mask=i[:, None] < n)
 
 
 @triton.jit
 def sfw_coefficients(
-    work, layers, momenta, weights, basis, warm, wide, lengths, bad, sums, programs, small, aligned,
+    work, layers, momenta, weights, basis, warm, wide, momentum_norms, bad, sums, programs, small, layout_mask,
     TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """warm <- B / ||G|| with B = U^T G, and for each tile ||B||^2 and <B, U^T theta>; work: (block, tile of k, tile of m)."""
@@ -106,16 +112,16 @@ def sfw_coefficients(
     b = tl.load(work + 3 * w)
     c = tl.load(work + 3 * w + 1) * TILE + tl.arange(0, TILE)
     j = tl.load(work + 3 * w + 2) * TILE + tl.arange(0, TILE)
-    length = tl.load(lengths + b).to(tl.float32)
-    scale = 1 / tl.where(length > 0, length, 1.0)
-    layout = layer(layers, b, OF_LAYOUT) & aligned
-    if layout == 3:
+    momentum_norm = tl.load(momentum_norms + b).to(tl.float32)
+    scale = 1 / tl.where(momentum_norm > 0, momentum_norm, 1.0)
+    layout = layer(layers, b, OF_LAYOUT) & layout_mask
+    if layout == STRAIGHT_ALIGNED_ROWS:
         product, shadow = _both_products(
             layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, True
         )
-    elif layout == 2:
+    elif layout == ALIGNED_ROWS:
         product, shadow = _both_products(layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, True, True)
-    elif layout == 1:
+    elif layout == STRAIGHT:
         product, shadow = _both_products(
             layers, momenta, weights, basis, b, c, j, scale, TILE, INNER, HALF, False, False
         )
@@ -126,14 +132,16 @@ def sfw_coefficients(
     exact = product.to(tl.float64)
     tl.store(sums + w, tl.sum(exact * exact))
     tl.store(sums + programs + w, tl.sum(exact * shadow.to(tl.float64)))
-    m, k, padded = layer(layers, b, OF_M), layer(layers, b, OF_K), layer(layers, b, OF_PADDED, TILE)
+    m = layer(layers, b, OF_M)
+    k = layer(layers, b, OF_K)
+    padded = layer(layers, b, OF_PADDED, TILE)
     if layer(layers, b, OF_WANTED) < k:
         _keep_small(small, w + layer(layers, b, OF_SLOT), product, shadow, TILE)
-    if (length > 0) & (tl.load(bad) == 0):
+    if (momentum_norm > 0) & (tl.load(bad) == 0):
         # A direction that vanished keeps its old start: a zero gradient must not erase it.
-        alive = tl.load(wide + layer(layers, b, OF_L) + c * (padded + 1)) > 0
+        alive = tl.load(wide + layer(layers, b, AT_L) + c * (padded + 1)) > 0
         renewed = alive[:, None] & (c[:, None] < k) & (j[None, :] < m)
-        tl.store(warm + layer(layers, b, OF_V) + c[:, None] * m + j[None, :], product, mask=renewed)
+        tl.store(warm + layer(layers, b, AT_V) + c[:, None] * m + j[None, :], product, mask=renewed)
 
 
 @triton.jit
@@ -142,12 +150,15 @@ def _both_products(
     TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Return tiles of U^T G scale and of U^T theta; of the latter bfloat16 is exact enough, since only a step size needs it."""
-    UNIT: tl.constexpr = 4 if ALIGNED else 1
+    UNIT: tl.constexpr = LOAD_NUMBERS if ALIGNED else 1
     tensor = layer(layers, b, OF_TENSOR)
-    n, m = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT)
-    stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
-    G, theta = pointer_to(momenta, tensor, 0, ALIGNED), pointer_to(weights, tensor, 0, ALIGNED)
-    U = basis + layer(layers, b, OF_P, TILE)
+    n = layer(layers, b, OF_N, UNIT)
+    m = layer(layers, b, OF_M, UNIT)
+    stride = layer(layers, b, OF_STRIDE, UNIT)
+    padded = layer(layers, b, OF_PADDED, TILE)
+    G = pointer_to(momenta, tensor, 0, ALIGNED)
+    theta = pointer_to(weights, tensor, 0, ALIGNED)
+    U = basis + layer(layers, b, AT_P, TILE)
     product = tl.zeros((TILE, TILE), tl.float32)
     shadow = tl.zeros((TILE, TILE), tl.float32)
     for start in range(0, n, INNER):
@@ -178,18 +189,18 @@ def _keep_small(small, slot, product, shadow, TILE: tl.constexpr):
 
 @triton.jit
 def sfw_move_directions(
-    work, layers, weights, basis, warm, decay, factor, aligned,
+    work, layers, weights, basis, warm, decay, factor, layout_mask,
     TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """theta <- decay theta + factor U B; work: (block, tile of n, tile of m)."""
     w = work + tl.program_id(0) * 3
     b = tl.load(w)
-    layout = layer(layers, b, OF_LAYOUT) & aligned
-    if layout == 3:
+    layout = layer(layers, b, OF_LAYOUT) & layout_mask
+    if layout == STRAIGHT_ALIGNED_ROWS:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, True)
-    elif layout == 2:
+    elif layout == ALIGNED_ROWS:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, True)
-    elif layout == 1:
+    elif layout == STRAIGHT:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, False, False)
     else:
         _move(w, b, layers, weights, basis, warm, decay, factor, TILE, INNER, HALF, True, False)
@@ -200,16 +211,23 @@ def _move(
     w, b, layers, weights, basis, warm, decay, factor,
     TILE: tl.constexpr, INNER: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    UNIT: tl.constexpr = 4 if ALIGNED else 1
-    n, m, k = layer(layers, b, OF_N, UNIT), layer(layers, b, OF_M, UNIT), layer(layers, b, OF_K)
-    stride, padded = layer(layers, b, OF_STRIDE, UNIT), layer(layers, b, OF_PADDED, TILE)
+    UNIT: tl.constexpr = LOAD_NUMBERS if ALIGNED else 1
+    n = layer(layers, b, OF_N, UNIT)
+    m = layer(layers, b, OF_M, UNIT)
+    k = layer(layers, b, OF_K)
+    stride = layer(layers, b, OF_STRIDE, UNIT)
+    padded = layer(layers, b, OF_PADDED, TILE)
     theta = pointer_to(weights, layer(layers, b, OF_TENSOR), 0, ALIGNED)
-    U, V = basis + layer(layers, b, OF_P, TILE), warm + layer(layers, b, OF_V, UNIT)
-    i, j = tl.load(w + 1) * TILE + tl.arange(0, TILE), tl.load(w + 2) * TILE + tl.arange(0, TILE)
+    U = basis + layer(layers, b, AT_P, TILE)
+    V = warm + layer(layers, b, AT_V, UNIT)
+    i = tl.load(w + 1) * TILE + tl.arange(0, TILE)
+    j = tl.load(w + 2) * TILE + tl.arange(0, TILE)
     if TRANSPOSED:
-        at, live = theta + j[:, None] * stride + i[None, :], (j[:, None] < m) & (i[None, :] < n)
+        at = theta + j[:, None] * stride + i[None, :]
+        live = (j[:, None] < m) & (i[None, :] < n)
     else:
-        at, live = theta + i[:, None] * stride + j[None, :], (i[:, None] < n) & (j[None, :] < m)
+        at = theta + i[:, None] * stride + j[None, :]
+        live = (i[:, None] < n) & (j[None, :] < m)
     kept = tl.load(decay + b) * tl.load(at, mask=live)
     towards = tl.zeros((TILE, TILE), tl.float32)
     for start in range(0, k, INNER):

@@ -1,4 +1,4 @@
-"""Few rows may grow (Groups): the kernel that chooses the k longest rows of every block, and its step size."""
+"""Few rows may grow (Groups): the kernel that chooses the k rows of largest norm of every block, and its step size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ def sfw_choose_rows(
 ):  # fmt: skip
     """Compute decay and factor for sfw_move_rows, one program per block.
 
-    The vertex is -radius m_S / ||m_S|| on the set S of exactly k longest rows, of rows of equal length the first.
+    The vertex is -radius m_S / ||m_S|| on the set S of exactly k rows of largest norm; of rows with equal norms, the first.
     """
     b = tl.program_id(0)
-    n, k = tl.load(rows + b), tl.load(supports + b)
+    n = tl.load(rows + b)
+    k = tl.load(supports + b)
     i = tl.arange(0, ROWS)
     live = i < n
-    mm, mt, tt = tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64), tl.zeros((ROWS,), tl.float64)
+    mm = tl.zeros((ROWS,), tl.float64)
+    mt = tl.zeros((ROWS,), tl.float64)
+    tt = tl.zeros((ROWS,), tl.float64)
     batch = 0.0
     for p in range(tl.load(first_part + b), tl.load(first_part + b) + tl.load(parts + b)):
         piece = tl.load(part_piece + p) + i
@@ -31,12 +34,12 @@ def sfw_choose_rows(
         tt += tl.load(figures + 2 * pieces + piece, mask=live, other=0.0)
         norm = tl.load(norms + tl.load(part_tensor + p))
         batch += norm * norm
-    chosen = _longest(mm, live, k)
+    chosen = _k_largest(mm, live, k)
     kept = tl.sqrt(tl.sum(tl.where(chosen, mm, 0.0)))
-    length = tl.sqrt(tl.sum(mm))
+    momentum_norm = tl.sqrt(tl.sum(mm))
     inner = tl.sum(tl.where(chosen, mt, 0.0))
     towards = step_factor(
-        b, length, kept, inner, tl.sum(tt), batch, radii, scales, rates, bad, decay, eta, progress, RULE
+        b, momentum_norm, kept, inner, tl.sum(tt), batch, radii, scales, rates, bad, decay, eta, progress, RULE
     )
     for p in range(tl.load(first_part + b), tl.load(first_part + b) + tl.load(parts + b)):
         piece = tl.load(part_piece + p) + i
@@ -44,7 +47,7 @@ def sfw_choose_rows(
 
 
 @triton.jit
-def _longest(squares, live, k):
+def _k_largest(squares, live, k):
     """Return a mask of the k largest live entries, by the largest threshold that k of them reach, found bit by bit."""
     bits = tl.where(live, squares.to(tl.float32).to(tl.int32, bitcast=True), -1)
     threshold = 0

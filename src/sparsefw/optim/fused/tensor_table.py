@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.optim.fused import elementwise
-from sparsefw.optim.fused.addresses import Addresses, Pieces, all_aligned, chunk_cut, integers, pieces_of
+from sparsefw.optim.fused.addresses import Addresses, Pieces, all_aligned, chunk_tiling, integers, pieces_of
 from sparsefw.optim.nonfinite import largest_norm
 
 CHUNK = 8192
@@ -39,7 +39,7 @@ class TensorTable:
         self._is_aligned = False
         self._tally = tally
         self._rates: dict[float, Tensor] = {}
-        self._pieces = pieces_of([chunk_cut(t, p.numel(), CHUNK) for t, p in enumerate(params)], device)
+        self._pieces = pieces_of([chunk_tiling(t, p.numel(), CHUNK) for t, p in enumerate(params)], device)
         self._first = integers(self._pieces.first, device)
         self._count = integers(self._pieces.counts, device)
         self._partial = torch.zeros(len(self._pieces.tensors), device=device)
@@ -56,16 +56,16 @@ class TensorTable:
         for table, numbers in zip((self.gradients, self.momenta, self.weights), addresses, strict=True):
             table.update(numbers)
         self._is_aligned = all(map(all_aligned, addresses))
-        cut = self._pieces
-        elementwise.sfw_squares[(len(cut.tensors),)](
+        pieces = self._pieces
+        elementwise.sfw_squares[(len(pieces.tensors),)](
             self.gradients.table,
-            cut.tensors,
-            cut.starts,
-            cut.lengths,
-            self.aligned_pieces(cut),
+            pieces.tensors,
+            pieces.starts,
+            pieces.lengths,
+            self.aligned_pieces(pieces),
             self.bad,
             self._partial,
-            BLOCK=elementwise.BLOCK,
+            SPAN=elementwise.SPAN,
         )
         elementwise.sfw_verdict[(len(self.params),)](
             self._partial,
@@ -75,7 +75,7 @@ class TensorTable:
             self.bad,
             self._tally,
             self.norms,
-            BLOCK=256,
+            SPAN=256,
         )
 
     def rate(self, value: float | Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsefw.geometry import Ball
 from sparsefw.geometry.gauges import Tip
 from sparsefw.optim.fused import elementwise, entries, rows
-from sparsefw.optim.fused.addresses import Addresses, Cut, chunk_cut, integers, pieces_of, row_cut
+from sparsefw.optim.fused.addresses import Addresses, Tiling, chunk_tiling, integers, pieces_of, row_tiling
 from sparsefw.optim.fused.common import rule_number, rule_scales
 from sparsefw.optim.fused.tensor_table import TensorTable
 from sparsefw.optim.groups import Group
@@ -45,15 +45,16 @@ class SGDUpdate(Update):
                 buffer = _in_memory_order_of(p, state_buffer(state, "momentum", p))
                 state["momentum"] = buffer
                 table.buffers[t] = buffer
-        cuts = [chunk_cut(t, p.numel(), 2 * elementwise.BLOCK) for t, p in zip(numbers, params, strict=True)]
-        self._pieces = pieces_of(cuts, table.device)
+        tilings = [chunk_tiling(t, p.numel(), 2 * elementwise.SPAN) for t, p in zip(numbers, params, strict=True)]
+        self._pieces = pieces_of(tilings, table.device)
 
     def step(self, table: TensorTable) -> None:
-        cut, group = self._pieces, self._group
-        elementwise.sfw_sgd[(len(cut.tensors),)](
-            table.gradients.table, table.momenta.table, table.weights.table, cut.tensors, cut.starts, cut.lengths,
-            table.aligned_pieces(cut), table.bad, table.rate(group["lr"]), group["momentum"], group["weight_decay"],
-            MOMENTUM=group["momentum"] != 0, NESTEROV=group["nesterov"], BLOCK=elementwise.BLOCK,
+        pieces = self._pieces
+        group = self._group
+        elementwise.sfw_sgd[(len(pieces.tensors),)](
+            table.gradients.table, table.momenta.table, table.weights.table, pieces.tensors, pieces.starts, pieces.lengths,
+            table.aligned_pieces(pieces), table.bad, table.rate(group["lr"]), group["momentum"], group["weight_decay"],
+            MOMENTUM=group["momentum"] != 0, NESTEROV=group["nesterov"], SPAN=elementwise.SPAN,
         )  # fmt: skip
         for state in self._states:
             state["age"] = 1
@@ -119,9 +120,8 @@ class BlockUpdate(Update):
 
     def step(self, table: TensorTable) -> None:
         groups = {id(block.group): block.group for block in self.blocks}
-        self._rates = {
-            key: table.rate(group["lr"]) for key, group in groups.items()
-        }  # kept alive while kernels read them
+        # An attribute, so that the tensors live while kernels read them.
+        self._rates = {key: table.rate(group["lr"]) for key, group in groups.items()}
         self.rates.update([self._rates[id(block.group)].data_ptr() for block in self.blocks])
         self.launch(table)
         for stack in self.stacks:
@@ -141,30 +141,37 @@ class RowsUpdate(BlockUpdate):
 
     def __init__(self, table: TensorTable, blocks: list[FusedBlock]) -> None:
         super().__init__(table, blocks)
-        cuts: list[Cut] = []
+        tilings: list[Tiling] = []
         first_part: list[int] = []
         for block in blocks:
-            first_part.append(len(cuts))
+            first_part.append(len(tilings))
             rows = block.shape[0]
             stride = block.stack.momentum[block.index].numel() // rows
-            cuts += [row_cut(t, rows, table.params[t].numel() // rows, stride) for t in block.tensors]
-        cut = pieces_of(cuts, self.device)
-        self._pieces = cut
+            tilings += [row_tiling(t, rows, table.params[t].numel() // rows, stride) for t in block.tensors]
+        pieces = pieces_of(tilings, self.device)
+        self._pieces = pieces
         self._rows = integers([block.shape[0] for block in blocks], self.device)
         self._parts = integers([len(block.tensors) for block in blocks], self.device)
         self._first_part = integers(first_part, self.device)
-        self._part_piece = integers(cut.first, self.device)
-        self._figures = torch.zeros(3, len(cut.tensors), dtype=torch.float64, device=self.device)
-        self._factor = torch.zeros(len(cut.tensors), device=self.device)
+        self._part_piece = integers(pieces.first, self.device)
+        self._figures = torch.zeros(3, len(pieces.tensors), dtype=torch.float64, device=self.device)
+        self._factor = torch.zeros(len(pieces.tensors), device=self.device)
         self._most_rows = 1 << (max(block.shape[0] for block in blocks) - 1).bit_length()  # a power of 2
 
     def launch(self, table: TensorTable) -> None:
-        cut = self._pieces
-        count = len(cut.tensors)
-        pieces = (table.momenta.table, table.weights.table, cut.tensors, cut.starts, cut.own_starts, cut.lengths)
+        pieces = self._pieces
+        count = len(pieces.tensors)
+        arguments = (
+            table.momenta.table,
+            table.weights.table,
+            pieces.tensors,
+            pieces.starts,
+            pieces.own_starts,
+            pieces.lengths,
+        )
         elementwise.sfw_momentum[(count,)](
-            table.gradients.table, *pieces, table.aligned_pieces(cut), table.bad, self.rho, self._figures, count,
-            BLOCK=elementwise.BLOCK,
+            table.gradients.table, *arguments, table.aligned_pieces(pieces), table.bad, self.rho, self._figures, count,
+            SPAN=elementwise.SPAN,
         )  # fmt: skip
         rows.sfw_choose_rows[(len(self.blocks),)](
             self._figures, count, self._rows, self.supports, self._parts, self._first_part, self._part_piece,
@@ -173,7 +180,12 @@ class RowsUpdate(BlockUpdate):
             RULE=self.rule, ROWS=max(16, self._most_rows), num_warps=4 if self._most_rows <= 2048 else 16,
         )  # fmt: skip
         elementwise.sfw_move_rows[(count,)](
-            *pieces, table.aligned_pieces(cut), self.block_of_tensor, self.decay, self._factor, BLOCK=elementwise.BLOCK
+            *arguments,
+            table.aligned_pieces(pieces),
+            self.block_of_tensor,
+            self.decay,
+            self._factor,
+            SPAN=elementwise.SPAN,
         )
 
 
@@ -184,48 +196,49 @@ class EntriesUpdate(BlockUpdate):
         super().__init__(table, blocks)
         self._flat = blocks[0].region.gauge.tip is Tip.FLAT
         tensors = [block.tensors[0] for block in blocks]
-        cut = pieces_of([chunk_cut(t, table.params[t].numel(), entries.BLOCK) for t in tensors], self.device)
-        self._pieces = cut
-        self._first = integers(cut.first, self.device)
-        self._count = integers(cut.counts, self.device)
+        pieces = pieces_of([chunk_tiling(t, table.params[t].numel(), entries.SPAN) for t in tensors], self.device)
+        self._pieces = pieces
+        self._first = integers(pieces.first, self.device)
+        self._count = integers(pieces.counts, self.device)
         self._counts = torch.zeros(len(blocks), entries.COUNTS, dtype=torch.int32, device=self.device)
-        self._figures = torch.zeros(6, len(cut.tensors), dtype=torch.float64, device=self.device)
-        self._allowed = torch.zeros(len(cut.tensors), dtype=torch.int32, device=self.device)
+        self._figures = torch.zeros(6, len(pieces.tensors), dtype=torch.float64, device=self.device)
+        self._allowed = torch.zeros(len(pieces.tensors), dtype=torch.int32, device=self.device)
         self._threshold, self._needed = torch.zeros(2, len(blocks), dtype=torch.int32, device=self.device)
         self._factor = torch.zeros(len(blocks), device=self.device)
 
     def launch(self, table: TensorTable) -> None:
-        cut = self._pieces
-        count = len(cut.tensors)
-        block = entries.BLOCK
-        momenta, weights = table.momenta.table, table.weights.table
-        pieces = (cut.tensors, cut.starts, cut.lengths, table.aligned_pieces(cut), self.block_of_tensor)
+        pieces = self._pieces
+        count = len(pieces.tensors)
+        span = entries.SPAN
+        momenta = table.momenta.table
+        weights = table.weights.table
+        arguments = (pieces.tensors, pieces.starts, pieces.lengths, table.aligned_pieces(pieces), self.block_of_tensor)
         self._counts.zero_()
         entries.sfw_entry_momentum[(count,)](
-            table.gradients.table, momenta, *pieces, table.bad, self.rho, self._figures, self._counts, BLOCK=block,
+            table.gradients.table, momenta, *arguments, table.bad, self.rho, self._figures, self._counts, SPAN=span,
             num_warps=8,
         )  # fmt: skip
         for number in (0, 1, 2):
             if number:
                 entries.sfw_count_entries[(count,)](
-                    momenta, *pieces, self._threshold, self._counts, PASS=number, BLOCK=block, num_warps=8
+                    momenta, *arguments, self._threshold, self._counts, PASS=number, SPAN=span, num_warps=8
                 )
             entries.sfw_narrow_entries[(len(self.blocks),)](
                 self.supports, self._counts, self._threshold, self._needed, PASS=number, num_warps=8
             )
         entries.sfw_weigh_entries[(count,)](
-            momenta, weights, *pieces, self._threshold, self._figures, count, FLAT=self._flat, BLOCK=block,
+            momenta, weights, *arguments, self._threshold, self._figures, count, FLAT=self._flat, SPAN=span,
             num_warps=8,
         )  # fmt: skip
         entries.sfw_choose_entries[(len(self.blocks),)](
-            momenta, weights, cut.starts, cut.lengths, self._first, self._count, self._threshold, self._needed,
+            momenta, weights, pieces.starts, pieces.lengths, self._first, self._count, self._threshold, self._needed,
             self._figures, count, self.radii, self.scales, self.rates.table, table.norms, self.part_tensor,
             table.bad, self._allowed, self.decay, self._factor, self.figures.eta, self.figures.progress,
-            RULE=self.rule, FLAT=self._flat, BLOCK=block,
+            RULE=self.rule, FLAT=self._flat, SPAN=span,
         )  # fmt: skip
         entries.sfw_move_entries[(count,)](
-            momenta, weights, *pieces, self._threshold, self._allowed, self.decay, self._factor, FLAT=self._flat,
-            BLOCK=block, num_warps=8,
+            momenta, weights, *arguments, self._threshold, self._allowed, self.decay, self._factor, FLAT=self._flat,
+            SPAN=span, num_warps=8,
         )  # fmt: skip
 
 

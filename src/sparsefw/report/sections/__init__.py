@@ -8,12 +8,12 @@ from typing import Any
 from sparsefw.report.contents import Contents
 from sparsefw.report.sections.curves import CURVES
 from sparsefw.report.sections.listings import COMMANDS, CONFIGURATIONS, ENVIRONMENTS, PROBLEMS, RUNS
-from sparsefw.report.sections.section import Section
+from sparsefw.report.sections.section import ReportSection
 from sparsefw.report.sections.settings import SETTINGS
 from sparsefw.report.sections.spectra import SPECTRA
 from sparsefw.report.sections.training import TRAINING
 
-SECTIONS: tuple[Section[Any], ...] = (
+SECTIONS: tuple[ReportSection[Any], ...] = (
     CURVES,
     SETTINGS,
     TRAINING,
@@ -26,7 +26,7 @@ SECTIONS: tuple[Section[Any], ...] = (
 )
 
 
-def sections_of(contents: Contents) -> list[tuple[Section[Any], Any]]:
+def sections_of(contents: Contents) -> list[tuple[ReportSection[Any], Any]]:
     """Return the sections of one report, each with its subject; neighbours with the same subjects take turns."""
     pairs = []
     for subjects, group in groupby(SECTIONS, key=lambda section: section.subjects):

@@ -14,7 +14,7 @@ from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.report.charts import legend_sentence, sizes_title
 from sparsefw.report.contents import Results
 from sparsefw.report.html import folded, paragraphs, plot, row, scrolled, select, table
-from sparsefw.report.sections.section import Section, each_comparison
+from sparsefw.report.sections.section import ReportSection, each_comparison
 from sparsefw.report.series import NBSP, headline, refit_sentence
 from sparsefw.report.sizes import sizes_header
 from sparsefw.report.tables import Table
@@ -117,7 +117,7 @@ def _files(results: Results) -> Iterator[tuple[str, Table | Figure]]:
         yield f"{results.name}-{axis.key}", draw_chart(titled, axis.key)
 
 
-CURVES = Section(
+CURVES = ReportSection(
     name="curves",
     title=_title,
     heading=lambda results: headline(results.comparison),

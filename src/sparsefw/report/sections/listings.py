@@ -10,12 +10,12 @@ from sparsefw.config_base import flatten
 from sparsefw.report.contents import Contents
 from sparsefw.report.html import LONG, commands, folded, paragraphs, table
 from sparsefw.report.names import shown
-from sparsefw.report.sections.section import Section, all_runs
+from sparsefw.report.sections.section import ReportSection, all_runs
 from sparsefw.report.tables import Table
 from sparsefw.runfolder import RunPaths
 from sparsefw.runfolder.schema import EnvironmentRecord
 
-COMMANDS_NOTE = "Add --data DIR where the data do not come with the package. NEW: a folder that is not there yet."
+COMMANDS_NOTE = "Add --data DIR unless the data set comes with the package. NEW is a folder that does not exist yet."
 
 
 def _has_runs(contents: Contents) -> bool:
@@ -41,7 +41,7 @@ def _configurations_html(contents: Contents, chart_names: Sequence[str]) -> str:
         every = table(contents.configurations, "configurations", words=True, sortable=True)
         differing = _folded_if_long(contents, f"The settings of all {len(contents.runs)} runs", every)
     lines = [f"{key}: {value}" for key, value in contents.common.items()]
-    summary = "What all runs have in common" if len(contents.runs) > 1 else "All of it"
+    summary = "What all runs have in common" if len(contents.runs) > 1 else "All settings"
     return differing + (folded(summary, commands(lines)) if lines else "")
 
 
@@ -78,7 +78,7 @@ def _environment_facts(environment: EnvironmentRecord) -> tuple[tuple[str, str],
 
 
 def _problems(contents: Contents) -> list[str]:
-    damaged = [f"{one.folder}: {one.reason}" for one in contents.damaged]
+    damaged = [f"{run.folder}: {run.reason}" for run in contents.damaged]
     incomplete = [run for run in contents.runs if run.problems]
     return damaged + [f"{run.label} ({run.folder}): {'; '.join(run.problems)}" for run in incomplete]
 
@@ -88,7 +88,7 @@ def _problems_html(contents: Contents, chart_names: Sequence[str]) -> str:
     return f'<ul class="problems">\n{entries}\n</ul>'
 
 
-RUNS = Section(
+RUNS = ReportSection(
     name="runs",
     title=lambda contents: "The runs",
     subjects=all_runs,
@@ -96,7 +96,7 @@ RUNS = Section(
     html=_runs_html,
     files=lambda contents: [("runs", contents.runs_table)],
 )
-CONFIGURATIONS = Section(
+CONFIGURATIONS = ReportSection(
     name="configurations",
     title=_configurations_title,
     subjects=all_runs,
@@ -104,21 +104,21 @@ CONFIGURATIONS = Section(
     html=_configurations_html,
     files=_configurations_files,
 )
-COMMANDS = Section(
+COMMANDS = ReportSection(
     name="again",
     title=lambda contents: "Run it again",
     subjects=all_runs,
     present=_has_runs,
     html=_commands_html,
 )
-ENVIRONMENTS = Section(
+ENVIRONMENTS = ReportSection(
     name="measured",
     title=lambda contents: "Measured with",
     subjects=all_runs,
     present=_has_runs,
     html=_environments_html,
 )
-PROBLEMS = Section(
+PROBLEMS = ReportSection(
     name="problems",
     title=lambda contents: "Damaged or unfinished",
     subjects=all_runs,

@@ -67,7 +67,7 @@ def _no_explorer(subject: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Section(Generic[Subject]):
+class ReportSection(Generic[Subject]):
     """A section that a report may have.
 
     name       in addresses of the page

@@ -12,7 +12,7 @@ from sparsefw.plotting.heat_maps import draw_heat_maps
 from sparsefw.report.contents import TaskContents, file_name
 from sparsefw.report.families import Family
 from sparsefw.report.html import folded, paragraphs, plot, table
-from sparsefw.report.sections.section import Section, each_task, task_title
+from sparsefw.report.sections.section import ReportSection, each_task, task_title
 from sparsefw.report.tables import Table
 
 
@@ -47,7 +47,7 @@ def _files(contents: TaskContents) -> Iterator[tuple[str, Table | Figure]]:
             yield file_name(f"{stem}-{pair[0].x_label}-{pair[0].y_label}"), draw_heat_maps(pair)
 
 
-SETTINGS = Section(
+SETTINGS = ReportSection(
     name="sweep",
     title=task_title("Settings"),
     subjects=each_task,

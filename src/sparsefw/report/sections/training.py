@@ -10,7 +10,7 @@ from sparsefw.plotting.charts import Chart
 from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.report.contents import TaskContents
 from sparsefw.report.html import paragraphs, plot
-from sparsefw.report.sections.section import Section, each_task, task_title
+from sparsefw.report.sections.section import ReportSection, each_task, task_title
 from sparsefw.report.tables import Table
 
 SHOW_ALL = (
@@ -19,21 +19,27 @@ SHOW_ALL = (
 )
 
 
+def _training_charts(contents: TaskContents) -> list[Chart]:
+    return [chart for chart in (contents.training, contents.all_training) if chart is not None]
+
+
 def _charts(contents: TaskContents) -> list[Chart]:
-    charts = (contents.training, contents.all_training, contents.decay)
-    return [chart for chart in charts if chart is not None]
+    decay = [] if contents.decay is None else [contents.decay]
+    return [*_training_charts(contents), *decay]
 
 
 def _html(contents: TaskContents, chart_names: Sequence[str]) -> str:
     assert contents.training is not None
     task = contents.task.title
-    training_charts = list(chart_names)
+    count = len(_training_charts(contents))
+    training_names = chart_names[:count]
+    decay_names = chart_names[count:]
     decay = ""
     if contents.decay is not None:
-        caption = f"What became of the constrained weights. {contents.decay.subtitle}"
-        decay = plot([training_charts.pop()], f"Decay in training {task}", caption)
+        caption = f"The constrained weights after every epoch. {contents.decay.subtitle}"
+        decay = plot(decay_names, f"Decay in training {task}", caption)
     choice = SHOW_ALL if contents.all_training is not None else ""
-    training = plot(training_charts, f"Training of {task}", f"{task}, after every epoch. {contents.training.subtitle}")
+    training = plot(training_names, f"Training of {task}", f"{task}, after every epoch. {contents.training.subtitle}")
     return f"{paragraphs(contents.notes, 'note')}{choice}{training}{decay}"
 
 
@@ -44,7 +50,7 @@ def _files(contents: TaskContents) -> Iterator[tuple[str, Table | Figure]]:
         yield "decay", draw_chart(contents.decay)
 
 
-TRAINING = Section(
+TRAINING = ReportSection(
     name="training",
     title=task_title("Training"),
     subjects=each_task,

@@ -1,4 +1,4 @@
-"""A cut: a network that a kind has made smaller, before and during recovery."""
+"""A cut network: a copy that a kind has made smaller, before and during recovery."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A compressed copy, its edits, and what refitting needs to know.
+class CutNetwork:
+    """A compressed copy, its edits, and the inputs of its refit.
 
-    rows    layer -> the dense layer's outputs that it still computes, for layers that lost some
-    write   writes a least-squares solution into a layer; returns its new weight, as matrices
+    rows          layer -> the dense layer's outputs that it still computes, for layers that lost some
+    write_refit   write a least-squares solution into the layer of this name; return its new weight, as matrices
     """
 
     model: nn.Module
     edits: tuple[Edit, ...]
     untouched: tuple[Untouched, ...]
     rows: dict[str, list[int]]
-    write: Callable[[str, Solution], Tensor]
+    write_refit: Callable[[str, Solution], Tensor]

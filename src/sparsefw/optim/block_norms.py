@@ -10,12 +10,12 @@ from sparsefw.optim.radius import initial_norm, norm_at_start
 from sparsefw.optim.rules import Candidate, Rule
 
 
-class BlockLengths(NamedTuple):
+class BlockNorms(NamedTuple):
     """The norms of a block.
 
     now      of the weights as given
     default  under PyTorch's default initialisation; 0 where that is unknown
-    start    the length that training starts from: `now`, or `default` for a block that starts at (nearly) zero
+    start    the norm that regions are sized from: `now`, or `default` for a block that starts at (nearly) zero
     """
 
     now: float
@@ -23,17 +23,17 @@ class BlockLengths(NamedTuple):
     start: float
 
 
-def block_lengths(rule: Rule, members: Sequence[Candidate]) -> BlockLengths:
-    """Return the norms of the block of these parameters; ValueError if it holds NaN or inf."""
+def block_norms(rule: Rule, members: Sequence[Candidate]) -> BlockNorms:
+    """Return the norms of the block of these parameters; ValueError if it contains NaN or inf."""
     tensors = [c.parameter.detach() for c in members]
     now = math.sqrt(sum(float(t.double().square().sum()) for t in tensors if not t.is_meta))
     if not math.isfinite(now):
-        raise ValueError(f"{block_label(members)}: holds NaN or inf before the first step")
+        raise ValueError(f"{block_label(members)}: contains NaN or inf before the first step")
     try:
         default = default_norm(rule, members)
     except ValueError:
         default = 0.0
-    return BlockLengths(now, default, norm_at_start(now, default))
+    return BlockNorms(now, default, norm_at_start(now, default))
 
 
 def default_norm(rule: Rule, members: Sequence[Candidate]) -> float:
