@@ -40,6 +40,24 @@ def test_plain_points_share_the_weights(stored):
     assert size["plain-0.5.safetensors"] < size["refit-0.5.safetensors"]
 
 
+def test_a_pattern_is_loaded_in_the_words_of_compress(tmp_path):
+    model = mlp()
+    save_elastic(model, tmp_path / "e", "2:4", [0.5], calibration=ROWS, refit=False)
+    direct = compress(model, weights="2:4", calibration=ROWS, refit=False).model
+    torch.testing.assert_close(load(tmp_path / "e", mlp, weights="2:4").model(ROWS[0]), direct(ROWS[0]))
+
+
+def test_a_loaded_size_is_described_and_says_why_it_cannot_be_compared(stored):
+    kind, _, _, folder = stored
+    small = load(folder, **{kind: 0.5})
+    assert f"removed: 50 % of the {kind}" in str(small)
+    for measured in ("parity", "latency"):
+        with pytest.raises(
+            ValueError, match=f"{measured} compares with the dense model, which a loaded artifact does not"
+        ):
+            getattr(small, measured)
+
+
 def test_a_warning_names_the_nearest_point(stored):
     kind, _, _, folder = stored
     with pytest.warns(UserWarning, match=f"{kind}=0.62 is not stored; the nearest of 0.3, 0.5, 0.7 is 0.7"):
@@ -68,7 +86,7 @@ def test_bad_requests(small_resnet, batches, tmp_path):
             load(tmp_path / "e", **wrong)
     with pytest.raises(ArtifactError, match="no refit points"):
         load(tmp_path / "e", filters=0.5, refit=True)
-    with pytest.raises(ArtifactError, match="knows params, macs, bytes"):
+    with pytest.raises(ArtifactError, match="can be loaded by params, macs, bytes"):
         load(tmp_path / "e", target="latency=0.5")
     with pytest.raises(ArtifactError, match="one size only"):
         load(tmp_path / "a", filters=0.5)

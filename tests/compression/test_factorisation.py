@@ -375,7 +375,7 @@ def test_layers_that_compute_otherwise_with_their_weight_are_listed():
     (layer, reason), output = [(u.layer, u.reason) for u in small.plan.untouched if not u.note]
     assert output == ("3", "the model's output")
     assert layer == "0"
-    assert reason.startswith("Standardised has a forward")
+    assert reason.startswith("Standardised has a custom forward")
     assert torch.equal(small.model[0].weight, net[0].weight)
 
 

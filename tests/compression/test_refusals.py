@@ -128,6 +128,16 @@ def test_contradictory_requests_are_refused(wrong, says):
     assert says in str(caught.value)
 
 
+def test_a_target_by_no_kind_is_refused():
+    with pytest.raises(ValueError, match=r"by=\[\] names no kind; leave it out for filters, or give one of filters, "):
+        compress(cnn(), target="params=0.5", by=[], example=IMAGES[0])
+
+
+def test_include_and_exclude_are_blamed_only_where_they_are_given():
+    with pytest.raises(ValueError, match=r"nothing to compress by heads: there is no known attention module$"):
+        compress(cnn(), heads=0.5, example=IMAGES[0])
+
+
 def test_measure_export_and_curve_refuse_wrong_arguments(tmp_path):
     small = compress(cnn(), filters=0.5, example=IMAGES[0])
     with pytest.raises(ValueError, match=r"^backend='tflite': there are eager, onnxruntime$"):

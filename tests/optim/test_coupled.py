@@ -64,7 +64,7 @@ def test_half_of_a_coupled_block_cannot_move():
         [{"params": list(zip(["conv", "bn"], parts, strict=True)), "region": geo.GroupKSupportBall(2), "coupled": True}]
     )
     parts[0].grad = torch.ones(4, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="bn has no gradient while conv has one"):
+    with pytest.raises(ValueError, match="coupled block need gradients in the same step: conv has one, bn has none"):
         optimizer.step()
 
 

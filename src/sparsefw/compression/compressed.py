@@ -61,18 +61,22 @@ class Compressed:
     @functools.cached_property
     def parity(self) -> float:
         """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
-        assert self.source is not None
-        return parity(plain_attention(copy.deepcopy(self.source)), self.plan.edits, self.example)
+        return parity(plain_attention(copy.deepcopy(self._dense_model("parity"))), self.plan.edits, self.example)
 
     @functools.cached_property
     def latency(self) -> Latencies:
         """Milliseconds of one item before and after compression, measured on this machine."""
-        assert self.source is not None
+        dense = copy.deepcopy(self._dense_model("latency"))
         item = _one_item(self.model, self.example)
-        return Latencies(
-            measure(copy.deepcopy(self.source), item, seconds=0.3),
-            measure(self.model, item, seconds=0.3),
-        )
+        return Latencies(measure(dense, item, seconds=0.3), measure(self.model, item, seconds=0.3))
+
+    def _dense_model(self, measured: str) -> nn.Module:
+        if self.source is None:
+            raise ValueError(
+                f"{measured} compares with the dense model, which a loaded artifact does not hold; `certificate` has the figures "
+                "of the machine that saved it"
+            )
+        return self.source
 
     def __repr__(self) -> str:
         return self.summary()
@@ -84,7 +88,8 @@ class Compressed:
             metric: The name of the metric that a target drop= was measured by.
         """
         request = self.plan.request
-        lines = [f"removed: {', '.join(_amount_in_words(request, kind) for kind in request['removed'])}"]
+        removed = request.get("removed") or {name: request[name] for name in KINDS if request.get(name) is not None}
+        lines = [f"removed: {', '.join(_amount_in_words(request, kind, removed[kind]) for kind in removed)}"]
         if "metric" in request:
             before, after = request["metric"]
             lines.append(f"{metric:11} {before:>14.6g} -> {after:>14.6g}")
@@ -116,10 +121,9 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.001 or not share else f"{share:.2g} of 1"
 
 
-def _amount_in_words(request: Mapping[str, Any], kind: str) -> str:
-    amount = request["removed"][kind]
+def _amount_in_words(request: Mapping[str, Any], kind: str, amount: float | str) -> str:
     share = amount if isinstance(amount, str) else f"{100 * amount:.3g} %"
-    return f"{share} of the {kind}" + (f", for {request['target']}" if kind in request["by"] else "")
+    return f"{share} of the {kind}" + (f", for {request['target']}" if kind in request.get("by", ()) else "")
 
 
 class CompressKeywords(SettingsKeywords, KindAmounts, total=False):
@@ -216,6 +220,8 @@ def compress(
 def _driven(by: str | Sequence[str], amounts: Amounts) -> tuple[Kind, ...]:
     """Return the kinds that a target is met by."""
     kinds = tuple(map(kind_of, (by,) if isinstance(by, str) else by))
+    if not kinds:
+        raise ValueError(f"by={by!r} names no kind; leave it out for filters, or give one of {', '.join(KINDS)}")
     for kind in kinds:
         if kind.only_ratio is not None:
             raise ValueError(f"by={kind.name!r}: it removes a fixed share, so no target can be met by it")

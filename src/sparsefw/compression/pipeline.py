@@ -120,7 +120,9 @@ class Pipeline:
         stage = stage_for(request)
         if not stage.unit_sets and model is self.dense:
             reasons = "; ".join(f"{entry.layer}: {entry.reason}" for entry in stage.untouched[:3])
-            none = f"there is no {stage.layer_word} among those chosen by include/exclude"
+            wanted = stage.layer_word if kind.layers else kind.requirement
+            chosen = " among those chosen by include/exclude" if self.settings.selection.chooses else ""
+            none = f"there is no {wanted}{chosen}"
             raise ValueError(f"there is nothing to compress by {kind.name}: {reasons or none}")
         if isinstance(allocation, Sensitivity) and stage.unit_sets:
             inputs = self.example if self.calibration is None else next(iter(self.calibration))

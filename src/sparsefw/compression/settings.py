@@ -31,6 +31,11 @@ class Selection:
     exclude: tuple[str, ...] = ()
     round_to: int = 1
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it leaves out any layer by its name."""
+        return self.include != ("*",) or bool(self.exclude)
+
     def takes(self, name: str) -> bool:
         return is_chosen(name, self.include, self.exclude)
 

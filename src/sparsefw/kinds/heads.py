@@ -63,6 +63,10 @@ class Heads(Kind):
     def requirement(self) -> str:
         return "known attention module"
 
+    @property
+    def leaves_output_free(self) -> bool:
+        return False  # heads are inputs of the projection, which can be removed also where it writes the output
+
     def views(self, model: nn.Module) -> dict[str, View]:
         views: dict[str, View] = {}
         for name, module in model.named_modules(remove_duplicate=False):

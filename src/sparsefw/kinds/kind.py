@@ -77,6 +77,11 @@ class Kind:
         return None
 
     @property
+    def leaves_output_free(self) -> bool:
+        """Whether training by this kind leaves out the layer that writes the output."""
+        return True
+
+    @property
     def requirement(self) -> str:
         """The layers that a network must have for this kind, in words."""
         return " or ".join(layer.__name__ for layer in self.layers)

@@ -22,7 +22,7 @@ from sparsefw.methods.region_rules import coupled_filters, rules_for_other_tenso
 from sparsefw.methods.region_schedule import RegionSchedule
 from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
 from sparsefw.optim.defaults import is_normalised
-from sparsefw.optim.radius import FROM_WEIGHTS
+from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
 
 PAPER_K = 0.2
@@ -136,7 +136,7 @@ class SparseFW(Method):
             renewals=self.renewals,
             k=default_k if self.k is None else self.k,
             w=w,
-            momentum=settings.momentum,
+            momentum=settings.momentum if horizon else MOMENTUM,
             report=report,
         )
         for group in groups:

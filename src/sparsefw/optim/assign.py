@@ -97,6 +97,8 @@ def constrain(
             f"w={w!r} has no effect without steps: how large weights stay depends on the length of the training"
         )
     rules = [_completed(rule, steps, k, w) for rule in _as_rules(what, k, gauge)]
+    if momentum != MOMENTUM and steps is None:
+        raise ValueError(f"momentum={momentum!r} has no effect without steps: pass it to SFW")
     pace = Pace(model, steps, renewals, momentum)
     candidates = match_rules(model, rules)
     groups, rows = _groups_and_rows(candidates, pace)
@@ -210,6 +212,7 @@ def _notes(
     notes = []
     if constrained:
         notes += [] if pace.steps is None else [_renewals_note(constrained, pace)]
+        notes += _depth_notes(candidates, pace)
         notes += _size_notes(candidates, pace)
     else:
         notes.append("nothing is constrained")
@@ -225,6 +228,13 @@ def _renewals_note(constrained: Sequence[dict[str, Any]], pace: Pace) -> str:
     is_short = pace.renewals is not None and reached[0] < pace.renewals
     reason = f" (renewals={pace.renewals:g} is more than is safe in so few steps)" if is_short else ""
     return f"weights are renewed {times} times in {pace.steps} steps{reason}"
+
+
+def _depth_notes(candidates: Sequence[Candidate], pace: Pace) -> list[str]:
+    slowed = [c for c in candidates if c.rule is not None and c.rule.sized_from_weights and pace.multiplies([c])]
+    if not slowed or pace.renewals is not None:
+        return []
+    return [f"{pace.depth} layers follow each other without a norm, so steps are small; renewals= sets another number"]
 
 
 def _size_notes(candidates: Sequence[Candidate], pace: Pace) -> list[str]:

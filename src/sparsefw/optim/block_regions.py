@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sparsefw.geometry import Ball
 from sparsefw.optim.block_norms import block_label, block_norms, default_norm
-from sparsefw.optim.defaults import DEEP_WITHOUT_NORMS, default_k
+from sparsefw.optim.defaults import default_k
 from sparsefw.optim.groups import tolerance
 from sparsefw.optim.layout import layout_of
 from sparsefw.optim.pace import Pace
@@ -67,7 +67,7 @@ def _region_around_weights(unit: Ball, rule: Rule, members: Sequence[Candidate],
     tensors = [c.parameter.detach() for c in members]
     norms = block_norms(rule, members)
     radius = equilibrium_radius(norms.start, share, pace.momentum)
-    if pace.depth >= DEEP_WITHOUT_NORMS:
+    if pace.multiplies(members):
         radius = min(radius, LARGEST_GROWTH * norms.start)
     if radius == 0:
         raise ValueError(

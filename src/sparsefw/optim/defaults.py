@@ -22,8 +22,7 @@ RENEWALS_OF_SCALES = 10.0  # of weights whose scale matters
 # replaced. The scale of other weights matters, and networks of these (a ViT most of all) lose accuracy from a share of 0.0075 on.
 SAFE_SHARE = 0.01
 SAFE_SHARE_OF_SCALES = 0.005
-# Where the user gives renewals, shares may be this many times as large; at 0.03 a CNN without norms stays at chance.
-_ON_REQUEST = 2.0
+LARGEST_SHARE_OF_SCALES = 0.01  # where the user gives renewals; at 0.03 a CNN without norms stays at chance
 # Layers in a row without normalisation multiply each other's changes. There a step may change a weight by this share of its norm
 # under He's initialisation, divided by the number of other layers: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01
 # per step, and learn too slowly in a few hundred steps below 0.001.
@@ -58,13 +57,14 @@ def unnormalised_depth(model: nn.Module) -> int:
     """Return how many layers stand in a row without a norm between them, by their order in the model.
 
     Returns 0 if the network has a norm for every four layers at least: some models define their norms after all their layers.
+    Parallel layers, such as experts, are counted as a row: only a forward pass could tell, and small steps harm no accuracy.
     """
     layers = 0
     norms = 0
     depth = 0
     longest = 0
     for module in model.modules():
-        if isinstance(module, NORMALISATION):
+        if isinstance(module, NORMALISATION) or "norm" in type(module).__name__.lower():  # or a user's own class
             norms += 1
             depth = 0
         elif isinstance(module, WEIGHTS.layers):
@@ -92,25 +92,24 @@ def safe_share_without_norms(depth: int, he_norm_ratio: float) -> float:
 
 
 def horizon_for(
-    steps: int, renewals: float | None, scale_free: bool, depth: int = 0, he_norm_ratio: float = 1.0
+    steps: int, renewals: float | None, scale_free: bool, safe_share: float = SAFE_SHARE_OF_SCALES
 ) -> Horizon:
     """Return the step-size rule for a block of weights.
 
     Args:
         steps: optimizer steps of the whole training.
-        renewals: how often the weights are to be renewed; None: as often as usual. Never more often than is safe.
+        renewals: how often the weights are to be renewed, as far as steps of LARGEST_SHARE can; None: as often as usual, as far
+            as steps of a safe share can.
         scale_free: whether norms remove the scale of these weights.
-        depth: how many layers stand in a row without a norm.
-        he_norm_ratio: how many times larger their norm would be under He's initialisation; at least 1.
+        safe_share: of weights whose scale matters.
     """
-    Horizon(steps, RENEWALS if renewals is None else renewals)  # raises ValueError if one of them is out of range
-    safe_share = SAFE_SHARE if scale_free else safe_share_without_norms(depth, he_norm_ratio)
+    Horizon(steps, RENEWALS if renewals is None else renewals)  # raises where one of them is out of range
     if renewals is None:
         wanted = RENEWALS if scale_free else RENEWALS_OF_SCALES
-        largest_share = safe_share
+        largest_share = SAFE_SHARE if scale_free else safe_share
     else:
         wanted = float(renewals)
-        largest_share = LARGEST_SHARE if scale_free else _ON_REQUEST * safe_share
+        largest_share = LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
     return Horizon(steps, min(wanted, largest_share * steps / 2))
 
 

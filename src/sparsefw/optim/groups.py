@@ -49,7 +49,13 @@ def check_keys(group: Group, defaults: Group) -> None:
             )
 
 
-def check_arguments(groups: Any, rescale: Rescale | None, momentum: float) -> None:
+def sized_momentum(groups: Any) -> float | None:
+    """Return the momentum for which `constrain` sized the regions of these groups; None if it sized none."""
+    sized = [g for g in groups if isinstance(g, dict) and isinstance(g.get("rescale"), Horizon) and "momentum" in g]
+    return sized[0]["momentum"] if sized else None
+
+
+def check_arguments(groups: Any, rescale: Rescale | None, momentum: float | None) -> None:
     """Raise ValueError where an argument is given for all groups, but every constrained group has its own value."""
     constrained = [g for g in groups if isinstance(g, dict) and g.get("region") is not None]
     rules = [g["rescale"] for g in constrained if "rescale" in g]

@@ -12,9 +12,11 @@ from sparsefw.optim.block_norms import block_norms
 from sparsefw.optim.defaults import (
     DEEP_WITHOUT_NORMS,
     RENEWALS,
+    SAFE_SHARE_OF_SCALES,
     has_scale_free_convolutions,
     horizon_for,
     is_convolution,
+    safe_share_without_norms,
     unnormalised_depth,
 )
 from sparsefw.optim.radius import checked_momentum, he_norm_ratio
@@ -39,15 +41,34 @@ class Pace:
         layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
         self.depth = unnormalised_depth(model)
         self._last_layer = layers[-1] if layers else None
+        self._horizons: dict[tuple[int, ...], Horizon] = {}
 
     def horizon_of(self, members: Sequence[Candidate]) -> Horizon | None:
         """Return the step-size rule of a block of these parameters; None where the length of the training is unknown."""
         if self.steps is None:
             return None
-        scale_free = self._scale_free and any(is_convolution(c.alias.module) for c in members)
-        if self.depth < DEEP_WITHOUT_NORMS:
-            return horizon_for(self.steps, self.renewals, scale_free)
-        return horizon_for(self.steps, self.renewals, scale_free, self.depth, _he_norm_ratio(members))
+        block = tuple(id(c.parameter) for c in members)
+        if block not in self._horizons:
+            scale_free = any(self.only_turns(c) for c in members)
+            safe_share = self._safe_share(members) if self.multiplies(members) else SAFE_SHARE_OF_SCALES
+            self._horizons[block] = horizon_for(self.steps, self.renewals, scale_free, safe_share)
+        return self._horizons[block]
+
+    def multiplies(self, members: Sequence[Candidate]) -> bool:
+        """Whether changes of this block multiply with those of many other layers, without a norm between them."""
+        return self.depth >= DEEP_WITHOUT_NORMS and not any(self.only_turns(c) for c in members)
+
+    def _safe_share(self, members: Sequence[Candidate]) -> float:
+        """Return the largest safe share of a block in a deep row of layers without norms.
+
+        Only where the region is sized from the weights as given does the share depend on them: such a block has a group of its
+        own. Other blocks share groups, and a saved state would not fit if the rule of a group depended on its weights.
+        """
+        rule = members[0].rule
+        if rule is None or not rule.sized_from_weights:
+            return SAFE_SHARE_OF_SCALES  # the user's region is smaller than LARGEST_GROWTH, and so are steps
+        norms = block_norms(rule, members)
+        return safe_share_without_norms(self.depth, he_norm_ratio(norms.start, norms.default))
 
     def group_keys(self, horizon: Horizon | None) -> dict[str, Any]:
         """Return the keys of a param group that takes steps by this rule."""
@@ -59,24 +80,11 @@ class Pace:
         Its outputs have the scale of the targets, which no region knows, and none of them can be removed.
         """
         rule = member.rule
-        if self.steps is None or rule is None or rule.named_kind is None or rule.match != "*":
+        if self.steps is None or rule is None or rule.names_layers:
             return False
         has_others = any(c.rule is rule and c is not member and not c.unfit_reason for c in candidates)
-        return member.alias.module is self._last_layer and has_others
+        return has_others and any(alias.module is self._last_layer for alias in member.aliases)
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
         return self.steps is not None and self._scale_free and is_convolution(member.alias.module)
-
-
-def _he_norm_ratio(members: Sequence[Candidate]) -> float:
-    """Return how many times larger the norm of the block would be under He's initialisation; at least 1.
-
-    It is 1 unless the region is sized from the weights as given: only then does the block have a group of its own. Other blocks
-    share groups, and a saved state would not fit if the rule of a group depended on its weights.
-    """
-    rule = members[0].rule
-    if rule is None or not rule.sized_from_weights:
-        return 1.0
-    norms = block_norms(rule, members)
-    return he_norm_ratio(norms.start, norms.default)

@@ -84,6 +84,12 @@ class Rule:
         return kind_of(self.kind) if isinstance(self.kind, str) else None
 
     @property
+    def names_layers(self) -> bool:
+        """Whether the rule means particular layers: it leaves none of them out, not even that of the output."""
+        means_all = self.match in ("*", ("*",)) and self.types is None and not self.coupled
+        return self.named_kind is None or not means_all or not self.named_kind.leaves_output_free
+
+    @property
     def sized_from_weights(self) -> bool:
         """Whether the region is sized from the weights as given."""
         return self.w == FROM_WEIGHTS

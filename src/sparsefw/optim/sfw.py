@@ -39,8 +39,10 @@ from sparsefw.optim.groups import (
     check_keys,
     params_with_gradients,
     pull_inside,
+    sized_momentum,
 )
 from sparsefw.optim.nonfinite import GradientCheck, NonFiniteGradientError
+from sparsefw.optim.radius import MOMENTUM
 from sparsefw.optim.rescale import Gradient, Rescale
 from sparsefw.optim.stacks import Stack, build_stacks
 from sparsefw.optim.state_dicts import copy_exact_tensors, plain_groups, restored_groups
@@ -69,7 +71,7 @@ class SFW(torch.optim.Optimizer):
             same name, a group has `region`: a Ball, or None for an unconstrained group; `coupled`: whether all tensors of the
             group form ONE block; and `axes`: the group axes of the tensors of a block, 0 by default.
         lr: the learning rate.
-        momentum: the decay of the momentum buffer, as in torch.optim.SGD.
+        momentum: the decay of the momentum buffer, as in torch.optim.SGD; None: that of `constrain`, or 0.9.
         dampening: as in torch.optim.SGD.
         rescale: how lr becomes a step size: Horizon(steps, renewals), which constrain(..., steps=) puts into its groups; None:
             Gradient(), the paper's, with steps of SGD's length lr ||m||; or FastGradient(), Diameter(), Unscaled().
@@ -93,7 +95,7 @@ class SFW(torch.optim.Optimizer):
         self,
         params: Iterable[Any],
         lr: float | Tensor = 0.1,
-        momentum: float = 0.9,
+        momentum: float | None = None,
         *,
         dampening: float = 0.0,
         rescale: Rescale | None = None,
@@ -118,6 +120,9 @@ class SFW(torch.optim.Optimizer):
             raise TypeError(f"params must be those of constrain(model, ...), got {type(params).__name__}")
         params = params if isinstance(params, Tensor) else list(params)
         check_arguments(params, rescale, momentum)
+        if momentum is None:
+            sized = sized_momentum(params)
+            momentum = MOMENTUM if sized is None else sized
         warn_if_unconstrained(params)
         self._on_nonfinite = on_nonfinite
         self._check_every = check_every

@@ -112,11 +112,11 @@ class RunPaths:
         return self.folder / ("curves" if split is Split.TEST else "curves-validation")
 
     def curve(self, kind: str, form: str, split: Split = Split.TEST) -> Path:
-        return self.curves(split) / f"{kind}-{form}.json"
+        return self.curves(split) / f"{_file_part(kind)}-{form}.json"
 
     def curve_picture(self, kind: str, form: str) -> Path:
         """The picture of a curve on the test images, without its suffix."""
-        return self.curves(Split.TEST) / f"{kind}-{form}"
+        return self.curves(Split.TEST) / f"{_file_part(kind)}-{form}"
 
 
 @dataclass(frozen=True)
@@ -151,3 +151,8 @@ def is_declared(path: PurePath) -> bool:
     """
     top = path.parts[0]
     return f"{top}/" in NAMES if len(path.parts) > 1 else top in NAMES
+
+
+def _file_part(kind: str) -> str:
+    """Return the name of a kind without the colon of N:M, which Windows does not allow in file names."""
+    return kind.replace(":", "-")

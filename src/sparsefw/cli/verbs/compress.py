@@ -58,7 +58,7 @@ def compress(
     trained = TrainedRun.open(run, data, device, trust)
     settings = dict(
         target=target,
-        by=by.split(",") if by else None,
+        by=None if by is None else by.split(","),
         score=score,
         allocation=allocation,
         round_to=round_to,

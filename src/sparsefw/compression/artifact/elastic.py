@@ -54,7 +54,7 @@ from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.settings import Settings, SettingsKeywords, settings_from, takes_settings
 from sparsefw.compression.target import COSTS, Target
 from sparsefw.environment import environment
-from sparsefw.kinds import FILTERS, Kind, kind_of
+from sparsefw.kinds import FILTERS, Kind, is_pattern, kind_of
 
 ELASTIC_FORMAT = "sparsefw-elastic"
 SCHEMA = 1
@@ -169,7 +169,7 @@ def load(
     """
     path = Path(folder)
     try:
-        wanted = {kind_of(word).name: ratio_of(word, ratio) for word, ratio in removed.items() if ratio is not None}
+        wanted = dict(_wanted_size(word, amount) for word, amount in removed.items() if amount is not None)
     except ValueError as error:
         raise ArtifactError(str(error)) from None
     header = _header(path)
@@ -192,6 +192,15 @@ def load(
                 return small
         header = newer  # another process has just saved here: the files may be of two artifacts
     raise ArtifactError(f"{path} is being rewritten by another process; load it when that process has finished")
+
+
+def _wanted_size(word: str, amount: Any) -> tuple[str, float]:
+    """Return the name of a kind and the ratio that is asked for; weights="2:4" is the one ratio of the kind 2:4."""
+    if isinstance(amount, str) and is_pattern(amount):
+        pattern = kind_of(amount)
+        assert pattern.only_ratio is not None
+        return pattern.name, pattern.only_ratio
+    return kind_of(word).name, ratio_of(word, amount)
 
 
 def _header(path: Path) -> dict[str, Any]:
