@@ -321,4 +321,4 @@ def test_a_table_end_to_end(tmp_path):
     assert all(len(row["test"]["plain"]) == 4 for row in rows.values())
     text = (tmp_path / "quick-filters-cifar10" / "filters-cifar10.csv").read_text().splitlines()
     assert len(text) == 1 + 3 * 6
-    assert "data: digits, the paper CIFAR-10" in record["deviations"]
+    assert "data: digits (paper: CIFAR-10)" in record["deviations"]
