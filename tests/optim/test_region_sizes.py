@@ -15,7 +15,7 @@ from optim.small_networks import KINDS, cnn
 from sparsefw import SFW, Rule, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import Horizon, SFWWarning, Unscaled, initial_norm
-from sparsefw.optim.defaults import default_k, has_scale_free_convolutions
+from sparsefw.optim.defaults import default_k, has_scale_free_convolutions, unnormalised_depth
 from sparsefw.optim.radius import equilibrium_radius
 
 
@@ -247,6 +247,14 @@ def test_norms_of_ones_own_are_norms():
 
     layers = [part for _ in range(11) for part in (nn.Linear(32, 32), MyRMSNorm(), nn.ReLU())]
     assert {rate for rate, _ in rates_and_radii(nn.Sequential(*layers, nn.Linear(32, 4)), steps=1000)} == {0.005}
+
+
+def test_norms_of_weights_are_no_norms_of_activations():
+    """weight_norm adds a module _WeightNorm to each layer, which does not keep layers from multiplying."""
+    model = stack_of(7)
+    for layer in model[:-1:2]:
+        nn.utils.parametrizations.weight_norm(layer)
+    assert unnormalised_depth(model) == unnormalised_depth(stack_of(7)) == 7
 
 
 def test_convolutions_before_norms_may_grow_as_ever_beside_a_deep_head_without():

@@ -64,14 +64,20 @@ def unnormalised_depth(model: nn.Module) -> int:
     depth = 0
     longest = 0
     for module in model.modules():
-        if isinstance(module, NORMALISATION) or "norm" in type(module).__name__.lower():  # or a user's own class
-            norms += 1
-            depth = 0
-        elif isinstance(module, WEIGHTS.layers):
+        if isinstance(module, WEIGHTS.layers):
             layers += 1
             depth += 1
             longest = max(longest, depth)
+        elif isinstance(module, NORMALISATION) or _is_norm_by_name(module):
+            norms += 1
+            depth = 0
     return 0 if 4 * norms >= layers else longest
+
+
+def _is_norm_by_name(module: nn.Module) -> bool:
+    """Whether this is a user's own normalisation layer. torch's own classes of such names, as of weight_norm, act on weights."""
+    kind = type(module)
+    return "norm" in kind.__name__.lower() and not kind.__module__.startswith("torch.")
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -79,14 +85,12 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def safe_share_without_norms(depth: int, he_norm_ratio: float) -> float:
-    """Return the largest share that a step may replace of a weight whose scale matters.
+    """Return the largest share that a step may replace of a weight in a deep row of layers without norms.
 
     Args:
-        depth: how many layers stand in a row without a norm.
+        depth: how many layers stand in the row.
         he_norm_ratio: how many times larger the norm of the weight would be under He's initialisation; at least 1.
     """
-    if depth < DEEP_WITHOUT_NORMS:
-        return SAFE_SHARE_OF_SCALES
     relative_step = _RELATIVE_STEP_OF_DEEP * he_norm_ratio / (depth - 1)
     return min(SAFE_SHARE_OF_SCALES, relative_step / LARGEST_GROWTH)
 
@@ -98,8 +102,8 @@ def horizon_for(
 
     Args:
         steps: optimizer steps of the whole training.
-        renewals: how often the weights are to be renewed, as far as steps of LARGEST_SHARE can; None: as often as usual, as far
-            as steps of a safe share can.
+        renewals: how often the weights are to be renewed, by steps of at most the largest share; None: as often as usual, by
+            steps of at most the safe share.
         scale_free: whether norms remove the scale of these weights.
         safe_share: of weights whose scale matters.
     """

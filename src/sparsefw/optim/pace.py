@@ -66,7 +66,7 @@ class Pace:
         """
         rule = members[0].rule
         if rule is None or not rule.sized_from_weights:
-            return SAFE_SHARE_OF_SCALES  # the user's region is smaller than LARGEST_GROWTH, and so are steps
+            return SAFE_SHARE_OF_SCALES  # the user chose the size of the region, and with it the size of steps
         norms = block_norms(rule, members)
         return safe_share_without_norms(self.depth, he_norm_ratio(norms.start, norms.default))
 
