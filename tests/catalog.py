@@ -14,7 +14,10 @@ from sparsefw.geometry import Ball
 from sparsefw.optim import Diameter, FastGradient, Gradient, Horizon, Unscaled
 
 SHAPES = [(7,), (1,), (5, 4), (4, 5), (6, 3, 2, 2), (1, 5), (5, 1)]
-RULES = [Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True), Horizon(steps=30, renewals=0.4)]
+RULES = [
+    Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True), Horizon(steps=30, renewals=0.4),
+    Horizon(steps=30, renewals=0.4, reach=0.02),
+]  # fmt: skip
 
 
 def regions(shape: tuple[int, ...], radius: float = 1.5, exact: bool = True) -> list[Ball]:

@@ -69,6 +69,31 @@ def test_the_first_learning_rate_is_that_of_the_group_and_must_be_above_0():
         SFW([{"params": [p], "region": geo.LpBall(2, 9.0), "rescale": Horizon(10, 0.1)}], lr=0.0)
 
 
+def test_reach_bounds_the_displacement_by_that_of_sgd():
+    """Horizon's share is 0.02; the vertex -3 m / ||m|| is 3 away from theta = 0: lr ||m|| / ||v - theta|| = 0.1 ||m|| / 3."""
+    for norm, expected in ((1.0, 0.02), (0.15, 0.01), (0.015, 0.001), (0.0, 0.0)):
+        p, optimizer = single_weight(geo.LpBall(2, 3.0), Horizon(100, 1.0, reach=2.0), torch.zeros(2).double())
+        p.grad = norm * torch.tensor([0.6, 0.8], dtype=torch.float64)
+        optimizer.step()
+        assert optimizer.diagnostics()[0].step_size == pytest.approx(expected, rel=1e-9), norm
+        assert p.norm().item() <= max(2 * 0.1 * norm, 0.001 * 3) * (1 + 1e-12)
+
+
+def test_only_default_shares_beside_sgd_have_a_reach():
+    model = cnn()
+    default = SFW(constrain(model, "filters", steps=100, report=None), lr=0.1)
+    dialled = SFW(constrain(model, "filters", steps=100, renewals=1, report=None), lr=0.1)
+    beside_adamw = SFW(constrain(model, "filters", steps=100, report=None), lr=1e-3, rest="adamw")
+    reaches = [[g["rescale"].reach for g in o.param_groups if g["region"]] for o in (default, dialled, beside_adamw)]
+    assert [set(reach) for reach in reaches] == [{2.0}, {None}, {None}]
+
+
+@pytest.mark.parametrize("reach", [0, -1, math.inf, math.nan, "2"])
+def test_a_reach_out_of_range_is_refused(reach):
+    with pytest.raises(ValueError, match="reach must be a number above 0, or None"):
+        Horizon(10, 1.0, reach=reach)
+
+
 def test_masked_steps_use_up_no_horizon(monkeypatch):
     monkeypatch.setattr("sparsefw.optim.nonfinite.on_host", lambda device: False)
     p = nn.Parameter(torch.ones(2, 2))
@@ -141,7 +166,7 @@ def test_numbers_of_numpy_are_numbers():
     model = nn.Sequential(nn.Linear(8, 16))
     groups = constrain(model, "neurons", k=np.int64(1), steps=np.int32(100), renewals=np.float64(0.5), report=None)
     assert groups[0]["region"].gauge.k == 1
-    assert [type(value) for value in groups[0]["rescale"].plain().values()] == [str, int, float, type(None)]
+    assert [type(value) for value in groups[0]["rescale"].plain().values()] == [str, int, float, type(None), type(None)]
 
 
 def test_a_table_without_regions_says_that_nothing_is_constrained():

@@ -130,6 +130,7 @@ def test_half_of_the_planned_renewals_are_enough_and_only_the_end_counts():
     assert keys(SPARSE, [Epoch(19, 1.0, 50.0, 1.0, 0.1, 0.0)]) == []
     assert keys(SPARSE, [Epoch(20, 1.0, 50.0, 2.0, 0.1, 0.0)]) == []
     assert keys(replace(SPARSE, renewals=None), [Epoch(20, 1.0, 50.0, 1.0, 0.1, 0.0)]) == []
+    assert keys(replace(SPARSE, may_renew_less=True), [Epoch(20, 1.0, 50.0, 1.0, 0.1, 0.0)]) == []
     assert text(SPARSE, [Epoch(20, 1.0, 50.0, 1.9, 0.13, 0.0)]) == (
         "weights were renewed 1.9 times instead of the planned 4.0, and 13 % of them have decayed: the learning rate was small "
         "for too long; try train.schedule.kind=linear and no train.schedule.warmup"

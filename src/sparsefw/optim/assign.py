@@ -74,8 +74,8 @@ def constrain(
         steps: optimizer steps of the whole training. All else then has a default: regions are sized from the weights as given,
             and steps follow the horizon rule.
         renewals: with steps, how often weights are renewed, above 0 and at most 100. The more renewals, the smaller the units
-            that are removed later; too many cost dense accuracy. None: 20 for convolutions before norms, 10 for other weights,
-            or as many as are safe in a short training.
+            that are removed later; too many cost dense accuracy. None: up to 20 for convolutions before norms, 10 for other
+            weights, as many as are safe in a short training, by steps at most twice as long as those of SGD.
         k: how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction.
         w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
             steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
@@ -227,7 +227,8 @@ def _renewals_note(constrained: Sequence[dict[str, Any]], pace: Pace) -> str:
     times = " and ".join(shown) if len(shown) <= 2 else f"{shown[0]} to {shown[-1]}"
     is_short = pace.renewals is not None and reached[0] < pace.renewals
     reason = f" (renewals={pace.renewals:g} is more than is safe in so few steps)" if is_short else ""
-    return f"weights are renewed {times} times in {pace.steps} steps{reason}"
+    most = "at most " * (pace.renewals is None)
+    return f"weights are renewed {most}{times} times in {pace.steps} steps{reason}"
 
 
 def _depth_notes(candidates: Sequence[Candidate], pace: Pace) -> list[str]:

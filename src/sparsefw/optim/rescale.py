@@ -3,7 +3,8 @@
 A Frank-Wolfe step is theta <- (1 - eta) theta + eta v: eta is a share of the way to a vertex, not a length. A rule turns the
 learning rate into that share, for all blocks of a stack at once (tensors of shape (b,)):
 
-    Horizon        eta = min(2 R / T, 0.03) * min(lr / lr_0, 1 - t / T)    R renewals in T steps: the default
+    Horizon        eta = min(2 R / T, 0.03) * min(lr / lr_0, 1 - t / T)    R renewals in T steps: the default; it may be bounded
+                                                                           by a multiple of the displacement in SGD
     Gradient       eta = lr ||m|| / ||v - theta||                          displacement exactly lr ||m||, as in SGD: the paper's
     FastGradient   eta = lr ||m|| / (D / 2)                                the same with a constant denominator, as in its theorem
     Diameter       eta = lr / D                                            displacement at most lr (Pokutta et al. 2020)
@@ -31,6 +32,9 @@ from sparsefw.scalars import is_number, is_whole
 LARGEST_SHARE = 0.03
 # With more renewals, a weight that is never chosen vanishes in float32 long before the end, and chosen ones learn no better.
 MOST_RENEWALS = 100
+# Shares up to this one are not bounded by `reach`: they harm no network, however small its gradients, and long trainings need
+# them all.
+SURE_SHARE = 0.001
 
 
 class RuleInputs(NamedTuple):
@@ -63,8 +67,8 @@ class Rescale(ABC):
         parameters = inspect.signature(cls).parameters.values()
         return tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty)
 
-    def starting_at(self, lr: float) -> Rescale:
-        """Return the rule for a group whose learning rate is `lr` when it is added to the optimizer."""
+    def starting_at(self, lr: float, rest: str = "sgd") -> Rescale:
+        """Return the rule for a group whose learning rate is `lr` when it is added to an optimizer with this `rest`."""
         return self
 
     def plain(self) -> dict[str, Any]:
@@ -89,9 +93,13 @@ class Horizon(Rescale):
     cosine). A unit that is never chosen decays by exp(-renewals), whatever the length of training, the scale of gradients and
     weights, and the learning rate of other groups. Past `steps` the share keeps its last value.
 
+    Such steps are as large where gradients are small. With `reach`, a share above 0.001 moves the weights by at most
+    reach * lr ||m||, that many times as far as SGD would: eta <= max(reach * lr ||m|| / ||v - theta||, 0.001).
+
     steps      optimizer steps of the whole training
     renewals   the sum of all shares, above 0 and at most 100
     full_lr    the learning rate at which the share is full; None: that of the group when it is added to the optimizer
+    reach      see above; None: no such bound. An optimizer whose other weights take AdamW steps drops it: there lr is not SGD's
 
     >>> Horizon(steps=10_000, renewals=20).rate
     0.004
@@ -100,6 +108,7 @@ class Horizon(Rescale):
     steps: int
     renewals: float
     full_lr: float | None = None
+    reach: float | None = None
 
     def __post_init__(self) -> None:
         if not (is_whole(self.steps) and self.steps >= 1):
@@ -113,14 +122,17 @@ class Horizon(Rescale):
                 f"lr={self.full_lr!r}: must be above 0, since step sizes are counted from it; give SFW the highest learning rate "
                 "of the schedule, and let the scheduler multiply it"
             )
+        if self.reach is not None and not (is_number(self.reach) and 0 < self.reach < math.inf):
+            raise ValueError(f"reach must be a number above 0, or None, got {self.reach!r}")
 
     @property
     def rate(self) -> float:
         """The largest share of the training."""
         return min(2 * self.renewals / self.steps, LARGEST_SHARE)
 
-    def starting_at(self, lr: float) -> Horizon:
-        return replace(self, full_lr=lr) if self.full_lr is None else self
+    def starting_at(self, lr: float, rest: str = "sgd") -> Horizon:
+        full_lr = lr if self.full_lr is None else self.full_lr
+        return replace(self, full_lr=full_lr, reach=self.reach if rest == "sgd" else None)
 
     def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
         if self.full_lr is None:
@@ -128,7 +140,11 @@ class Horizon(Rescale):
         left = (1 - inputs.taken / self.steps).clamp(min=1 / self.steps)
         scheduled = lr / self.full_lr
         lower = torch.minimum(left, scheduled.to(left)) if isinstance(scheduled, Tensor) else left.clamp(max=scheduled)
-        return (self.rate * lower).to(inputs.momentum.dtype)
+        share = (self.rate * lower).to(inputs.momentum.dtype)
+        if self.reach is None:
+            return share
+        sgd_share = Gradient().share(lr, inputs)
+        return torch.minimum(share, (self.reach * sgd_share).clamp(min=SURE_SHARE))
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class SFW(torch.optim.Optimizer):
         try:
             scaled = self._enter_region(len(self.param_groups) - 1)
             added = self.param_groups[-1]
-            added["rescale"] = added["rescale"].starting_at(float(added["lr"]))
+            added["rescale"] = added["rescale"].starting_at(float(added["lr"]), self.defaults["rest"])
         except BaseException:  # an interrupt must not leave a half-added group either
             self.param_groups.pop()
             raise

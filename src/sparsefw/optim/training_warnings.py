@@ -123,6 +123,8 @@ class TrainingWatch:
             rule = group["rescale"]
             if not has_horizon(group) or self._taken.get(index) != rule.steps:
                 continue
+            if rule.reach is not None:  # small gradients shorten steps, and nothing is wrong
+                continue
             progress = state[group["params"][0]].get("progress")
             planned = rule.rate * rule.steps / 2
             if progress is None:

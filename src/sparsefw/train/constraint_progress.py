@@ -27,6 +27,13 @@ def planned_renewals(optimizer: SFW) -> float | None:
     return sum(size * rule.renewals for size, rule in zip(sizes, rules, strict=True)) / sum(sizes)
 
 
+def may_renew_less(optimizer: SFW) -> bool:
+    """Whether small gradients may shorten steps, so that weights are renewed less often than planned."""
+    return any(
+        group["region"] is not None and getattr(group["rescale"], "reach", None) for group in optimizer.param_groups
+    )
+
+
 def progress_text(figures: ConstraintFigures, planned: float | None) -> str:
     """Return the figures in words.
 

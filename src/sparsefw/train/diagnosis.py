@@ -26,10 +26,11 @@ FEW = 0.5  # share of the planned renewals
 class Aim:
     """What a training is meant to reach.
 
-    images     in an epoch
-    chance     accuracy in % of always answering the most frequent class; None where the metric is not an accuracy
-    renewals   planned; None where nothing is constrained, or the rule plans none
-    dials      settings of the method that can be changed
+    images           in an epoch
+    chance           accuracy in % of always answering the most frequent class; None where the metric is not an accuracy
+    renewals         planned; None where nothing is constrained, or the rule plans none
+    may_renew_less   whether fewer renewals than planned are in order
+    dials            settings of the method that can be changed
     """
 
     epochs: int
@@ -37,6 +38,7 @@ class Aim:
     chance: float | None
     lr: float
     renewals: float | None = None
+    may_renew_less: bool = False
     dials: frozenset[str] = frozenset()
 
 
@@ -144,7 +146,13 @@ def _relapsed(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
 
 def _renewed(aim: Aim, last: Epoch) -> Trouble | None:
     over = last.number >= aim.epochs
-    if not over or aim.renewals is None or last.renewed is None or last.renewed >= FEW * aim.renewals:
+    if (
+        not over
+        or aim.may_renew_less
+        or aim.renewals is None
+        or last.renewed is None
+        or last.renewed >= FEW * aim.renewals
+    ):
         return None
     return Trouble(
         "renewals",

@@ -13,7 +13,7 @@ from sparsefw.runfolder import EpochWriter
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.runfolder.schema import EpochFigures, EpochRecord
 from sparsefw.train.checkpoint import save_checkpoint
-from sparsefw.train.constraint_progress import planned_renewals
+from sparsefw.train.constraint_progress import may_renew_less, planned_renewals
 from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import any_process
@@ -40,6 +40,7 @@ def aim_of(training: Training) -> Aim:
         chance=100 * largest_share if classifies else None,
         lr=config.train.lr,
         renewals=planned_renewals(training.optimizer),
+        may_renew_less=may_renew_less(training.optimizer),
         dials=frozenset(dials),
     )
 
