@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "user_cache": set(),
     "layer_types": set(),
     "kind_words": set(),
+    "randomness": set(),
     "environment": {"__version__"},
     "geometry": {"scalars"},
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
@@ -29,14 +30,15 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
     "models": {"scalars", "text"},
     "compression": {
-        "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "scalars", "text",
+        "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "scalars",
+        "text",
     },
-    "data": {"config_base", "atomic_io", "user_cache", "text"},
+    "data": {"config_base", "atomic_io", "user_cache", "randomness", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "text"},
     "runfolder": {"kinds", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
-        "environment", "config_base", "atomic_io", "errors", "text", "__version__",
+        "environment", "config_base", "atomic_io", "errors", "randomness", "text", "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",
@@ -58,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 CORE = {
     "geometry", "kind_words", "kinds", "optim", "compression", "models",
-    "environment", "layer_types", "atomic_io", "user_cache", "scalars", "text",
+    "environment", "layer_types", "atomic_io", "user_cache", "randomness", "scalars", "text",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsefw.compression import compress, curve, load, recalibrate, save, save_elastic
+    from sparsefw.compression import Sizes, compress, curve, load, recalibrate, save, save_elastic, smaller
     from sparsefw.methods.region_rules import coupled_filters
     from sparsefw.optim import SFW, Rule, constrain
 
@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SFW",
     "Rule",
+    "Sizes",
     "__version__",
     "compress",
     "constrain",
@@ -23,11 +24,12 @@ __all__ = [
     "recalibrate",
     "save",
     "save_elastic",
+    "smaller",
 ]
 
 # Imported when first asked for: a command line that says --help need not wait seconds for torch.
 _HOMES = {
-    "sparsefw.compression": ("compress", "curve", "load", "recalibrate", "save", "save_elastic"),
+    "sparsefw.compression": ("Sizes", "compress", "curve", "load", "recalibrate", "save", "save_elastic", "smaller"),
     "sparsefw.methods.region_rules": ("coupled_filters",),
     "sparsefw.optim": ("SFW", "Rule", "constrain"),
 }

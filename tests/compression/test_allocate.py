@@ -102,6 +102,9 @@ class Nothing(Stage):
     def edits(self, counts):
         return []
 
+    def in_place(self):
+        raise NotImplementedError
+
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(BY_MAGNITUDE), units, st.sampled_from([1, 4]), levels)

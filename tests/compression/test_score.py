@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Keep
 from sparsefw.compression.recovery.calibration import Calibration
-from sparsefw.compression.score import SCORES, Observed, observe, readers_of
+from sparsefw.compression.score import Observed, observe, readers_of, scores_of
 from sparsefw.compression.structure.attention import PlainAttention
 from sparsefw.compression.structure.channels import Channels, Side, Site, find_channels
 
@@ -24,7 +24,8 @@ def each(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def score(name: str, model: nn.Module, *sites: Site, observed: Observed = NOTHING) -> list[float]:
-    return SCORES[name](model, Channels(sites, (0,) * len(sites[0].slots)), observed).tolist()
+    (scores,) = scores_of(name, model, [Channels(sites, (0,) * len(sites[0].slots))], observed)
+    return scores.tolist()
 
 
 def with_weight(layer: nn.Module, values: list) -> nn.Module:

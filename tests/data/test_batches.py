@@ -17,10 +17,10 @@ from sparsefw.data.batches import (
     epoch_numbers,
     epoch_order,
     evaluation_batch,
-    generator,
     sample_indices,
     split_indices,
 )
+from sparsefw.randomness import generator
 
 # --- split
 

@@ -9,6 +9,7 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.curves import Curve, CurvePoint, curve
 from sparsefw.compression.latency import Latency, measure
 from sparsefw.compression.recovery.batchnorm import recalibrate
+from sparsefw.compression.sizes import Sizes, smaller
 from sparsefw.compression.target import UnreachableError
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "Latency",
+    "Sizes",
     "UnreachableError",
     "compress",
     "costs",
@@ -29,4 +31,5 @@ __all__ = [
     "recalibrate",
     "save",
     "save_elastic",
+    "smaller",
 ]

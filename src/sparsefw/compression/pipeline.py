@@ -32,7 +32,7 @@ from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.attention import heads_of, plain_attention
-from sparsefw.compression.structure.layers import evaluating, is_layer
+from sparsefw.compression.structure.layers import evaluating, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
 from sparsefw.text import first_line
 
@@ -47,7 +47,7 @@ class Pipeline:
     """
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        model = getattr(model, "_orig_mod", model)  # torch.compile wraps it
+        model = unwrapped(model)
         _check_model(model)
         self.settings = settings
         self.progress = shown(settings.progress)
@@ -118,12 +118,8 @@ class Pipeline:
         allocation = ALLOCATIONS[self.settings.allocation or kind.allocation]()
         request = StageRequest(kind, model, self.example, self.calibration, self.settings, allocation, others)
         stage = stage_for(request)
-        if not stage.unit_sets and model is self.dense:
-            reasons = "; ".join(f"{entry.layer}: {entry.reason}" for entry in stage.untouched[:3])
-            wanted = stage.layer_word if kind.layers else kind.requirement
-            chosen = " among those chosen by include/exclude" if self.settings.selection.chooses else ""
-            none = f"there is no {wanted}{chosen}"
-            raise ValueError(f"there is nothing to compress by {kind.name}: {reasons or none}")
+        if model is self.dense:
+            stage.require_units(kind)
         if isinstance(allocation, Sensitivity) and stage.unit_sets:
             inputs = self.example if self.calibration is None else next(iter(self.calibration))
             stage.allocation = measure_sensitivity(stage, inputs)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.recovery.calibration import Calibration, add_over_ranks, run
+from sparsefw.compression.recovery.calibration import Calibration, add_over_ranks, device_of, run
 from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.batchnorm_pairs import norms_behind
 from sparsefw.compression.structure.channels import Channels, Side, Site
@@ -46,29 +47,101 @@ class Observed:
     energy: dict[str, Tensor]
 
 
-Score = Callable[[nn.Module, Channels, Observed], Tensor]
+def l1(model: nn.Module, name: str, rows: Tensor, observed: Observed) -> Tensor:
+    return _norms(rows, 1)
 
 
-def l1(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
-    return _over_writers(model, channels, lambda name, rows: rows.abs().sum(1))
+def l2(model: nn.Module, name: str, rows: Tensor, observed: Observed) -> Tensor:
+    return _norms(rows, 2)
 
 
-def l2(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
-    return _over_writers(model, channels, lambda name, rows: torch.linalg.vector_norm(rows, dim=1))
+def bn(model: nn.Module, name: str, rows: Tensor, observed: Observed) -> Tensor:
+    norms = _norms(rows, 2)
+    if name not in observed.batch_norm:
+        return norms
+    norm: Any = model.get_submodule(observed.batch_norm[name])
+    gamma = norm.weight.detach().abs() if norm.affine else 1.0
+    if norm.running_var is None:  # it normalises by the batch, whose deviation is proportional to the filter
+        return torch.ones_like(norms) * gamma
+    return norms * gamma / (norm.running_var + norm.eps).sqrt()
 
 
-def bn(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
-    def scaled(name: str, rows: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(rows, dim=1)
-        if name not in observed.batch_norm:
-            return norms
-        norm: Any = model.get_submodule(observed.batch_norm[name])
-        gamma = norm.weight.detach().abs() if norm.affine else 1.0
-        if norm.running_var is None:  # it normalises by the batch, whose deviation is proportional to the filter
-            return torch.ones_like(norms) * gamma
-        return norms * gamma / (norm.running_var + norm.eps).sqrt()
+RowScore = Callable[[nn.Module, str, Tensor, Observed], Tensor]
+ROW_SCORES: dict[str, RowScore] = {"l1": l1, "l2": l2, "bn": bn}
 
-    return _over_writers(model, channels, scaled)
+
+def _norms(rows: Tensor, order: int) -> Tensor:
+    """Return the norm of every row, in float64: the order of filters must not depend on rounding."""
+    return torch.linalg.vector_norm(rows, order, dim=tuple(range(1, rows.ndim)), dtype=torch.float64)
+
+
+class RowScores:
+    """The scores of all sets at once, by the rows of the weights that write their channels.
+
+    Computed anew in every call, on the model's device and without waiting for it: one norm for every layer, and a few gathers.
+    """
+
+    def __init__(self, model: nn.Module, sets: Sequence[Channels], score: RowScore, observed: Observed) -> None:
+        self._model = model
+        self._score = score
+        self._observed = observed
+        writers = [(i, site) for i, channels in enumerate(sets) for site in channels.writers]
+        self._layers = list(dict.fromkeys((site.layer, site.side) for _, site in writers))
+        first_row: dict[tuple[str, Side], int] = {}
+        total = 0
+        for layer, side in self._layers:
+            first_row[layer, side] = total
+            total += self._rows(layer, side).shape[0]
+        device = device_of(model)
+        widest = max((channels.count for channels in sets), default=0)
+        # Behind the last row of all layers comes a 0, and behind the last writer a row of ones and one of zeros, for padding.
+        slots = [
+            [[first_row[site.layer, site.side] + position for position in channel] for channel in site.slots]
+            for _, site in writers
+        ]
+        depth = max((len(channel) for writer in slots for channel in writer), default=1)
+        self._slots = _padded(slots, (len(writers), widest, depth), total).to(device)
+        of_set = [[w for w, (i, _) in enumerate(writers) if i == s] or [len(writers)] for s in range(len(sets))]
+        self._writers = _padded(of_set, (len(sets), max(map(len, of_set), default=1)), len(writers) + 1).to(device)
+        counts = torch.tensor([sets[i].count for i, _ in writers], dtype=torch.float64, device=device)
+        self._counts = counts.unsqueeze(1)
+        shared = torch.tensor([len(of_set[i]) > 1 for i, _ in writers], dtype=torch.bool, device=device)
+        self._shared = shared.unsqueeze(1)
+        self._padding = torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=device).expand(2, widest)
+
+    def __call__(self) -> Tensor:
+        """Return the scores as (sets, channels of the largest set), float64; behind a set's last channel they are 0."""
+        with torch.no_grad():
+            rows = [
+                self._score(self._model, layer, self._rows(layer, side), self._observed) for layer, side in self._layers
+            ]
+            zero = torch.zeros(1, dtype=torch.float64, device=self._slots.device)
+            of_writers = torch.cat([*(row.double() for row in rows), zero])[self._slots].sum(-1)
+            means = of_writers.sum(1, keepdim=True) / self._counts
+            of_writers = of_writers / torch.where(self._shared, means.clamp(min=1e-300), 1.0)
+            return torch.cat([of_writers, self._padding])[self._writers].sum(1)
+
+    def _rows(self, layer: str, side: Side) -> Tensor:
+        """Return what writes each output of a layer: (outputs, ...)."""
+        module = self._model.get_submodule(layer)
+        if side == Side.HEADS:
+            attention = known_attention(module)
+            projection = weight_of(module.get_submodule(attention.projection)).detach()
+            return projection.t().reshape(attention.heads, -1)
+        weight = weight_of(module).detach()
+        return as_matrices(module).detach().flatten(0, 1) if isinstance(module, TRANSPOSED) else weight
+
+
+def _padded(lists: Sequence[Any], shape: tuple[int, ...], filler: int) -> Tensor:
+    """Return nested lists of indices as one tensor of this shape, with the filler where a list is too short."""
+    padded = np.full(shape, filler, dtype=np.int64)
+    for i, values in enumerate(lists):
+        if len(shape) == 2:
+            padded[i, : len(values)] = values
+        else:
+            for j, inner in enumerate(values):
+                padded[i, j, : len(inner)] = inner
+    return torch.from_numpy(padded)
 
 
 def activation(model: nn.Module, channels: Channels, observed: Observed) -> Tensor:
@@ -79,35 +152,20 @@ def activation(model: nn.Module, channels: Channels, observed: Observed) -> Tens
         share = (_input_norms(layer).double() * observed.energy[site.layer]).cpu()
         total += _per_channel(site, share / share.sum().clamp(min=1e-300))
     if not readers:  # attention heads, and channels that only depthwise layers read
-        return l2(model, channels, observed)
+        return scores_of("l2", model, [channels], observed)[0]
     return total
 
 
-SCORES: dict[str, Score] = {"l1": l1, "l2": l2, "bn": bn, "activation": activation}
+SCORES = (*ROW_SCORES, "activation")
 NEEDS_DATA = ("activation",)
 
 
-def rows_of(layer: nn.Module) -> Tensor:
-    """Return the weight as (outputs, weights per output) in float64: the order of filters must not depend on rounding."""
-    return as_matrices(layer).detach().double().flatten(0, 1)
-
-
-def _over_writers(model: nn.Module, channels: Channels, score: Callable[[str, Tensor], Tensor]) -> Tensor:
-    parts = []
-    for site in channels.writers:
-        module = model.get_submodule(site.layer)
-        if site.side == Side.HEADS:
-            attention = known_attention(module)
-            weight = weight_of(module.get_submodule(attention.projection)).detach()
-            values = score(site.layer, weight.t().reshape(attention.heads, -1)).double().cpu()
-        else:
-            values = score(site.layer, rows_of(module)).double().cpu()
-        parts.append(_per_channel(site, values))
-    if not parts:  # written by depthwise layers only
-        return torch.ones(channels.count, dtype=torch.float64)
-    if len(parts) == 1:
-        return parts[0]
-    return torch.stack([part / part.mean().clamp(min=1e-300) for part in parts]).sum(0)
+def scores_of(name: str, model: nn.Module, sets: Sequence[Channels], observed: Observed) -> list[Tensor]:
+    """Return the scores of every set's channels, in float64 on the CPU."""
+    if name in ROW_SCORES:
+        rows = RowScores(model, sets, ROW_SCORES[name], observed)().cpu()
+        return [row[: channels.count] for row, channels in zip(rows, sets, strict=True)]
+    return [activation(model, channels, observed) for channels in sets]
 
 
 def _per_channel(site: Site, values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.data.augment import Augment
+from sparsefw.randomness import generator
 
 NUMBERS_PER_IMAGE = 6  # random numbers in [0, 1) per image and epoch; their use is in augment.py
 
@@ -138,13 +139,6 @@ def evaluation_batch(shape: Sequence[int], most: int = 1000, floats: int = 1 << 
     (1000, 2)
     """
     return max(1, min(most, floats // max(1, int(np.prod(shape)))))
-
-
-def generator(purpose: str, *key: int) -> np.random.Generator:
-    """Return the random generator of a purpose and some integers, independent of those of all others."""
-    # With the length of the key: SeedSequence pads with zeros, so that (5, 2) and (5, 2, 0) would be the same.
-    seed = np.random.SeedSequence((len(key), *key, *purpose.encode()))
-    return np.random.Generator(np.random.Philox(seed))
 
 
 def epoch_order(indices: np.ndarray, seed: int, epoch: int, blocks: Sequence[range] | None = None) -> np.ndarray:

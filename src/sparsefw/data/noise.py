@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import PositiveInt
 
 from sparsefw.config_base import Section
-from sparsefw.data.batches import generator
 from sparsefw.data.image_source import ArraySource
+from sparsefw.randomness import generator
 
 PARTS = ("train", "test")
 

@@ -46,8 +46,11 @@ def top_k_mask(magnitudes: Tensor, k: int) -> Tensor:
 def without_smallest_mask(magnitudes: Tensor, removed: Tensor) -> Tensor:
     """Return False at exactly `removed` smallest entries along the last axis, of equal ones the first.
 
-    The number is a tensor on the device, which the host never reads: all entries are sorted.
+    The number is a tensor on the device, which the host never reads: all entries are sorted. On a CPU, where reading it costs
+    nothing, long vectors are not.
     """
+    if magnitudes.device.type == "cpu" and magnitudes.ndim == 1 and len(magnitudes) >= _PARTITION_FROM:
+        return ~stable_top_k_mask(-magnitudes, int(removed))
     order = magnitudes.argsort(dim=-1, stable=True)
     stays = torch.arange(magnitudes.shape[-1], device=magnitudes.device) >= removed
     mask = torch.zeros_like(magnitudes, dtype=torch.bool)

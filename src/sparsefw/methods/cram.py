@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 
 from sparsefw.config_base import KindName
 from sparsefw.geometry import Elements, Groups, Spectrum
-from sparsefw.geometry.select import top_k_mask, without_smallest_mask
+from sparsefw.geometry.select import without_smallest_mask
 from sparsefw.geometry.subspace import svd
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Backward, Batch, Method, OptimizerSettings, register
@@ -151,6 +151,4 @@ def _largest(magnitudes: Tensor, ratio: Tensor) -> Tensor:
     """Return 0 for exactly floor(ratio * count) smallest along the last axis, at most count - 1, and 1 for the others."""
     count = magnitudes.shape[-1]
     removed = (ratio * count + 1e-9).floor().clamp(max=count - 1)
-    if magnitudes.is_cuda:  # without waiting for the number
-        return without_smallest_mask(magnitudes, removed).to(magnitudes.dtype)
-    return top_k_mask(magnitudes, count - int(removed)).to(magnitudes.dtype)
+    return without_smallest_mask(magnitudes, removed).to(magnitudes.dtype)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from sparsefw.compression.in_place.restriction import unchanged_buffers
+
 
 class Perturbable(NamedTuple):
     """The parameters that have gradients, and these gradients."""
@@ -26,14 +28,11 @@ def perturbed_weights(model: nn.Module) -> Iterator[Perturbable]:
     parameters: list[Tensor] = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
     weights = [(p.data, p.data.clone()) for p in model.parameters()]
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     for p in parameters:
         p.grad = None
-    try:
-        yield Perturbable(parameters, gradients)
-    finally:
-        for weight, before in weights:
-            weight.copy_(before)
-        for module, name, buffer, before in buffers:  # some modules replace the tensor of a buffer
-            buffer.copy_(before)
-            module._buffers[name] = buffer
+    with unchanged_buffers(model):
+        try:
+            yield Perturbable(parameters, gradients)
+        finally:
+            for weight, before in weights:
+                weight.copy_(before)

@@ -21,10 +21,11 @@ from torch.nn import functional
 from sparsefw.compression import compress, recalibrate
 from sparsefw.compression.curves import distance
 from sparsefw.compression.recovery.batchnorm import has_batch_norm
-from sparsefw.data.batches import DataPart, generator
+from sparsefw.data.batches import DataPart
 from sparsefw.data.loaders import Data
 from sparsefw.methods import Batch
 from sparsefw.optim import SFW
+from sparsefw.randomness import generator
 from sparsefw.runfolder.schema import EpochFigures, ObservedFigures
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import UnitSet
 from sparsefw.compression.artifact.plan import Edit, Mute, Untouched, Zero
+from sparsefw.compression.in_place.channels import ChannelCut
+from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut_network import Solution
-from sparsefw.compression.score import NEEDS_DATA, SCORES, observe, readers_of
+from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES, RowScores, observe, readers_of, scores_of
 from sparsefw.compression.settings import REMOVED
 from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
@@ -35,8 +37,8 @@ class ChannelStage(Stage):
         self.selection = settings.selection
         self.sets, untouched = self.find_sets(model, request.example)
         super().__init__(model, request.allocation, settings.selection, untouched)
-        observed = observe(model, request.example, request.calibration if request.score in NEEDS_DATA else None)
-        self.scores = [SCORES[request.score](model, channels, observed) for channels in self.sets]
+        self.observed = observe(model, request.example, request.calibration if request.score in NEEDS_DATA else None)
+        self.scores = scores_of(request.score, model, self.sets, self.observed)
         self.unit_sets = [
             UnitSet(channels.name, scores, len(set(channels.groups)), _width(model, channels))
             for channels, scores in zip(self.sets, self.scores, strict=True)
@@ -60,6 +62,11 @@ class ChannelStage(Stage):
             channels: _smallest(channels, scores, channels.count - kept)
             for channels, scores, kept in zip(self.sets, self.scores, counts, strict=True)
         }
+
+    def in_place(self) -> InPlaceCut:
+        scores = RowScores(self.model, self.sets, ROW_SCORES[self.request.score], self.observed)
+        norms = self.observed.batch_norm if self.request.settings.form == REMOVED else None
+        return ChannelCut(self.model, self.sets, scores, self.counts, norms)
 
     def takes(self, channels: Channels) -> bool:
         """Return whether include and exclude choose every layer that writes these channels."""

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Split, Truncate, Untouched
+from sparsefw.compression.in_place.rank import RankCut
+from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut_network import Solution
@@ -59,6 +61,9 @@ class LowRank(Stage):
             for (name, layer), rank in zip(self.layers.items(), counts, strict=True)
             if rank < factorisation.full_rank(layer)
         ]
+
+    def in_place(self) -> InPlaceCut:
+        return RankCut(self.layers, self.counts)
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         reason = because(Cause.TWO_NOT_SMALLER)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Keep, Untouched
+from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
@@ -74,6 +75,16 @@ class Stage(ABC):
         self.untouched = tuple(untouched)
         self.unit_sets: list[UnitSet] = []  # may stay empty
 
+    def require_units(self, kind: Kind) -> None:
+        """Raise ValueError if no layer can lose units of this kind."""
+        if self.unit_sets:
+            return
+        reasons = "; ".join(f"{entry.layer}: {entry.reason}" for entry in self.untouched[:3])
+        wanted = self.layer_word if kind.layers else kind.requirement
+        chosen = " among those chosen by include/exclude" if self.selection.chooses else ""
+        none = f"there is no {wanted}{chosen}"
+        raise ValueError(f"there is nothing to compress by {kind.name}: {reasons or none}")
+
     def counts(self, level: float) -> list[int]:
         """Return how many units each set keeps at a level; at level 0 all, without rounding."""
         if level == 0 or not self.unit_sets:
@@ -115,6 +126,10 @@ class Stage(ABC):
     @abstractmethod
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         """Return the edits with which each set keeps this many units."""
+
+    @abstractmethod
+    def in_place(self) -> InPlaceCut:
+        """Return how to cut this very model in place, by its weights as they are at the moment."""
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         """Return notes for the user on layers with these edits."""

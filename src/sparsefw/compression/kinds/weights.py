@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Global, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Thin, Untouched
+from sparsefw.compression.in_place.restriction import InPlaceCut
+from sparsefw.compression.in_place.weights import WeightCut
 from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.settings import Selection
@@ -67,6 +69,11 @@ class SparseWeights(Stage):
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         kept = zip(self.weights.items(), counts, strict=True)
         return [Thin(name, count, weight.numel(), self.pattern or ()) for (name, weight), count in kept]
+
+    def in_place(self) -> InPlaceCut:
+        if self.pattern is not None:
+            raise ValueError(f"{self.pattern[0]}:{self.pattern[1]} has one size: there is nothing to choose in place")
+        return WeightCut(list(self.weights.values()))
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         return [

@@ -29,6 +29,20 @@ def is_customised(module: nn.Module) -> bool:
     return bool(hooked) or "forward" in vars(module) or nn.utils.parametrize.is_parametrized(module)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile and DistributedDataParallel."""
+    while not isinstance(model, torch.jit.ScriptModule):
+        inner = (
+            model.module
+            if isinstance(model, nn.parallel.DistributedDataParallel)
+            else getattr(model, "_orig_mod", model)
+        )
+        if inner is model:
+            break
+        model = inner
+    return model
+
+
 def groups_of(layer: nn.Module) -> int:
     return layer.groups if isinstance(layer, AnyConv) else 1
 

@@ -1,0 +1,1 @@
+"""Networks made smaller in place, for the duration of a block: units are 0, and afterwards everything is as it was."""

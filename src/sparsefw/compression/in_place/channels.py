@@ -1,0 +1,165 @@
+"""Channels silenced in place: filters, their biases and the outputs of norms are 0, which equals removing the channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.in_place.restriction import InPlaceCut, Restriction, masked
+from sparsefw.compression.recovery.calibration import device_of
+from sparsefw.compression.score import RowScores
+from sparsefw.compression.structure.attention import channels_of_heads, known_attention
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side
+from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
+from sparsefw.compression.structure.surgery import size
+from sparsefw.geometry.select import without_smallest_mask
+from sparsefw.layer_types import TRANSPOSED
+
+Counts = Callable[[float], Sequence[int]]
+
+
+class _Target(NamedTuple):
+    """A tensor to mask, and the function from the mask of its layer's positions to one that it can be multiplied by."""
+
+    tensor: Tensor
+    shaped: Callable[[Tensor], Tensor]
+
+
+class ChannelCut(InPlaceCut):
+    """Sets of channels lose those with the smallest scores, equally many from every group."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sets: Sequence[Channels],
+        scores: RowScores,
+        counts: Counts,
+        norms: dict[str, str] | None,
+    ) -> None:
+        """Prepare the gathers from scores to the masks of all layers.
+
+        Args:
+            sets: The sets that lose channels.
+            scores: Computes the scores of all sets.
+            counts: From a ratio to the number of channels that each set keeps.
+            norms: Layer -> the batch norm that alone reads it: where that is silenced, the layer need not be. None: filters are
+                zeroed, and nothing else (masked).
+        """
+        self._scores = scores
+        self._counts = counts
+        self._sets = sets
+        device = device_of(model)
+        # One row for every group of every set; a row ranks its own channels.
+        widest = max(channels.count for channels in sets)
+        rows: list[list[int]] = []
+        self._groups: list[int] = []  # of each set
+        row_of: list[list[int]] = [[] for _ in sets]
+        for s, channels in enumerate(sets):
+            for group in sorted(set(channels.groups)):
+                row_of[s].append(len(rows))
+                rows.append([s * widest + j for j, g in enumerate(channels.groups) if g == group])
+            self._groups.append(len(row_of[s]))
+        self._total = len(sets) * widest
+        longest = max(map(len, rows))
+        order = np.full((len(rows), longest), self._total, dtype=np.int64)
+        place = np.zeros(self._total + 1, dtype=np.int64)  # of every channel among the rows
+        for r, members in enumerate(rows):
+            order[r, : len(members)] = members
+            place[members] = np.arange(len(members)) + r * longest
+        place[-1] = len(rows) * longest  # a channel that always stays
+        self._order = torch.from_numpy(order).to(device)
+        positions = _channel_of_position(model, sets, widest)
+        self._position = torch.from_numpy(place[np.concatenate(list(positions.values()))]).to(device)
+        self._lengths = [len(indices) for indices in positions.values()]
+        targets = [_targets(model, layer, side, norms) for layer, side in positions]
+        self._targets = [(i, target) for i, of_site in enumerate(targets) for target in of_site]
+
+    def numbers(self, ratio: float) -> Tensor:
+        kept = self._counts(ratio)
+        removed = [
+            (channels.count - count) // groups
+            for channels, count, groups in zip(self._sets, kept, self._groups, strict=True)
+            for _ in range(groups)
+        ]
+        return torch.tensor(removed)
+
+    def restrictions(self, numbers: Tensor) -> list[Restriction]:
+        infinite = torch.full((1,), torch.inf, dtype=torch.float64, device=numbers.device)
+        ranked = torch.cat([self._scores().flatten(), infinite])[self._order]
+        stays = without_smallest_mask(ranked, numbers.unsqueeze(1))
+        always = torch.ones(1, dtype=torch.bool, device=numbers.device)
+        masks = torch.cat([stays.flatten(), always])[self._position].split(self._lengths)
+        tensors = [target.tensor for _, target in self._targets]
+        return masked(tensors, [target.shaped(masks[i]).to(target.tensor.dtype) for i, target in self._targets])
+
+
+def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int) -> dict[tuple[str, Side], np.ndarray]:
+    """Map every side of a layer that is silenced to the channel at each position; -1, the last of all, where none may go."""
+    positions: dict[tuple[str, Side], np.ndarray] = {}
+    for s, channels in enumerate(sets):
+        for site in channels.sites:
+            if site.side == Side.IN:
+                continue
+            key = (site.layer, site.side)
+            if key not in positions:
+                positions[key] = np.full(size(model, *key), -1, dtype=np.int64)
+            for j, slots in enumerate(site.slots):
+                positions[key][list(slots)] = s * widest + j
+    return positions
+
+
+def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> list[_Target]:
+    """Return the tensors of a layer that silence its channels."""
+    bare = dict(model.named_parameters()).get(layer)  # a scale or an offset outside of layers
+    if bare is not None:
+        return [_Target(bare, lambda mask: mask.view(bare.shape))]
+    module: Any = model.get_submodule(layer)
+    if side == Side.HEADS:
+        return [_heads_target(module)]
+    if side == Side.OUT:
+        bias = [] if module.bias is None else [module.bias]
+        if norms is None:
+            return [_rows_target(module)]
+        behind = norms.get(layer)
+        if behind is not None and model.get_submodule(behind).affine:
+            return []
+        return [_rows_target(module), *(_Target(vector, _as_it_is) for vector in bias)]
+    if isinstance(module, SEPARATE_NORMS):
+        vectors = [module.weight, module.bias] if module.affine else [module.running_mean]
+        return [_Target(vector, _as_it_is) for vector in vectors if vector is not None]
+    if isinstance(module, AnyConv) and module.bias is not None:  # depthwise
+        times = module.out_channels // module.in_channels
+        return [_Target(module.bias, lambda mask: mask.repeat_interleave(times))]
+    return []
+
+
+def _as_it_is(mask: Tensor) -> Tensor:
+    return mask
+
+
+def _rows_target(layer: nn.Module) -> _Target:
+    weight = weight_of(layer)
+    if not isinstance(layer, TRANSPOSED):
+        return _Target(weight, lambda mask: mask.view(-1, *[1] * (weight.ndim - 1)))
+    # (inputs, outputs per group, *kernel): every group is a range of the first axis, and has its own outputs.
+    groups = groups_of(layer)
+    inputs = weight.shape[0] // groups
+
+    def shaped(mask: Tensor) -> Tensor:
+        return mask.view(groups, -1).repeat_interleave(inputs, 0).view(*weight.shape[:2], *[1] * (weight.ndim - 2))
+
+    return _Target(weight, shaped)
+
+
+def _heads_target(attention: nn.Module) -> _Target:
+    """The columns of the output projection that read the heads."""
+    weight = weight_of(attention.get_submodule(known_attention(attention).projection))
+    head_of_column = torch.zeros(weight.shape[1], dtype=torch.long)
+    for head in range(known_attention(attention).heads):
+        head_of_column[channels_of_heads(attention, [head])] = head
+    index = head_of_column.to(weight.device)
+    return _Target(weight, lambda mask: mask[index].unsqueeze(0))

@@ -1,0 +1,258 @@
+"""Sizes: a network made smaller in place for the duration of a block, and the sizes that a training draws.
+
+    minimise  E_r [ L(C_r(theta)) ]
+
+C_r sets the share r of the units to 0, those with the smallest scores, which equals removing them. Half of every batch sees the
+whole network, the other half a size that is drawn for the step:
+
+    sizes = Sizes(model, "filters", example=x[:2])
+    for step, (x, y) in enumerate(batches):
+        half = len(x) // 2
+        optimizer.zero_grad()
+        with sizes.smaller(sizes.draw(step)):
+            (loss(model(x[:half]), y[:half]) / 2).backward()
+        (loss(model(x[half:]), y[half:]) / 2).backward()
+        optimizer.step()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from sparsefw.compression.allocate import ALLOCATIONS
+from sparsefw.compression.amounts import KindAmounts, amounts_of
+from sparsefw.compression.in_place.restriction import InPlaceCut, restricted
+from sparsefw.compression.kinds import StageRequest, stage_for
+from sparsefw.compression.recovery.batchnorm import recalibrate_
+from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
+from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES
+from sparsefw.compression.settings import REMOVED, Settings
+from sparsefw.compression.structure.layers import unwrapped
+from sparsefw.kinds import Kind, kind_of
+from sparsefw.randomness import generator
+from sparsefw.scalars import is_int, is_number
+
+# From a number in [0, 1) to the kept share in (low, high]: which function of the width is uniform.
+DISTRIBUTIONS: dict[str, Callable[[float, float, float], float]] = {
+    "width": lambda u, low, high: high - u * (high - low),
+    "parameters": lambda u, low, high: math.sqrt(high**2 - u * (high**2 - low**2)),
+    "logarithm": lambda u, low, high: high * (low / high) ** u,
+}
+
+
+class Sizes:
+    """The sizes of one network: draws them, and makes the network smaller in place.
+
+    Args:
+        model: The network, which stays the same object; its device must not change afterwards.
+        kind: The units that go: "filters", "neurons", "heads", "weights", or "rank", which is slow.
+        example: An input of the network, to follow channels: a tensor, a tuple of positional or a dict of keyword arguments.
+        between: The least and the largest share that is removed.
+        distribution: What is uniform: the kept "width", the kept "parameters", or the "logarithm" of the width, which draws more
+            small networks.
+        form: "removed": channels with everything that belongs to them; "masked": every layer's own filters, as in the paper.
+        score: By which channels are ranked: "l1", "l2" or "bn"; None: that of the kind.
+        include, exclude: Names of layers, with * and ?.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: str | Kind = "filters",
+        *,
+        example: Any,
+        between: tuple[float, float] = (0.0, 0.95),
+        distribution: str = "width",
+        form: str = REMOVED,
+        score: str | None = None,
+        include: str | Sequence[str] = "*",
+        exclude: str | Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        check_range(between, distribution)
+        if not is_int(seed) or seed < 0:
+            raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
+        settings = Settings(example=example, form=form, score=score, include=include, exclude=exclude)
+        self._model = unwrapped(model)
+        self._between = between
+        self._distribution = distribution
+        self._seed = seed
+        self._cut = _cut(self._model, kind_of(kind), settings)
+        self._signature = _signature(self._model)
+        self._numbers = self._cut.numbers(0.0).to(device_of(self._model))
+
+    @property
+    def capturable(self) -> bool:
+        """Whether smaller() can be captured in a CUDA graph; choose() then sets the size of the next replay."""
+        return self._cut.capturable
+
+    def draw(self, step: int) -> float:
+        """Return the share to remove in a step: a function of the seed and the step, the same in all processes."""
+        least, largest = self._between
+        u = float(generator("sizes", self._seed, step).random())
+        return 1 - DISTRIBUTIONS[self._distribution](u, 1 - largest, 1 - least)
+
+    def choose(self, ratio: float) -> None:
+        """Set the share that the next smaller() removes."""
+        if not is_number(ratio) or not 0 <= ratio < 1:
+            raise ValueError(f"the share to remove must be in [0, 1), got {ratio!r}")
+        if _signature(self._model) != self._signature:
+            raise ValueError(
+                "the model has other parameters, or another device, than when Sizes was made: make it again"
+            )
+        self._numbers.copy_(self._cut.numbers(ratio))
+
+    @contextmanager
+    def smaller(self, ratio: float | None = None) -> Iterator[nn.Module]:
+        """Make the network smaller for the duration of a block, which must contain the backward pass too.
+
+        Gradients of what is gone are 0. Afterwards weights and buffers are as they were.
+
+        Args:
+            ratio: The share to remove; None: that of choose().
+        """
+        if ratio is not None:
+            self.choose(ratio)
+        with restricted(self._model, self._cut.restrictions(self._numbers)):
+            yield self._model
+
+
+def smaller(
+    model: nn.Module,
+    *,
+    example: Any = None,
+    calibration: Iterable[Any] | None = None,
+    form: str = REMOVED,
+    score: str | None = None,
+    include: str | Sequence[str] = "*",
+    exclude: str | Sequence[str] = (),
+    **removed: Unpack[KindAmounts],
+) -> AbstractContextManager[nn.Module]:
+    """Make a network smaller in place, for the duration of a block: filters=0.7 silences 70 % of them.
+
+        with smaller(model, filters=0.7):
+            loss(model(x), y).backward()          # gradients of what is gone are 0
+
+        with smaller(model, filters=0.7, calibration=batches):
+            accuracy(model)                       # that of compress(model, filters=0.7, refit=False), without a copy
+
+    Afterwards, also after an exception, weights and buffers are as they were. Which channels belong together is found out in the
+    first block, once per network, and takes a second or more.
+
+    Args:
+        model: The network.
+        example: An input to follow channels; None: the first one of the block.
+        calibration: Inputs on which BatchNorm statistics are recomputed for the block; None: they stay.
+        form, score, include, exclude: As in compress.
+        **removed: How much of which kind to remove.
+    """
+    amounts = amounts_of(removed, ("example", "calibration", "form", "score", "include", "exclude"))
+    if len(amounts) != 1:
+        raise ValueError("give how much to remove of one kind, such as filters=0.7")
+    settings = Settings(calibration, example, form=form, score=score, include=include, exclude=exclude)
+    ((kind, ratio),) = amounts.items()
+    return _smaller(unwrapped(model), kind, ratio, settings)
+
+
+@contextmanager
+def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
+    data = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
+    example = settings.example if data is None or settings.example is not None else data.example
+    with ExitStack() as restored:
+
+        def cut(first_input: Any) -> None:
+            in_place = _known_cut(model, kind, settings, first_input)
+            numbers = in_place.numbers(ratio).to(device_of(model))
+            restored.enter_context(restricted(model, in_place.restrictions(numbers)))
+
+        if example is not None or _key(kind, settings) in _known(model):
+            cut(example)
+            if data is not None:
+                recalibrate_(model, data)
+        else:
+            restored.enter_context(_before_first_call(model, cut))
+        yield model
+
+
+@contextmanager
+def _before_first_call(model: nn.Module, act: Callable[[Any], None]) -> Iterator[None]:
+    """Call a function with the inputs of the model's first call in the block, before that call."""
+
+    def first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        handle.remove()  # the search for channels calls the model too
+        if args and kwargs:
+            raise ValueError("the model was called with positional and keyword arguments: give smaller() an example=")
+        with torch.autocast(device_of(model).type, enabled=False):
+            act(first_items(kwargs or args, 2))
+
+    handle = model.register_forward_pre_hook(first, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Cuts(dict[Hashable, InPlaceCut]):
+    """The cuts of a network that were found so far, kept in the network; copies and files of it start with none."""
+
+    signature: Hashable = None
+
+    def __deepcopy__(self, memo: Any) -> _Cuts:
+        return _Cuts()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dict, ())
+
+
+def _known(model: nn.Module) -> _Cuts:
+    cuts = vars(model).get("_sparsefw_cuts")
+    if not isinstance(cuts, _Cuts) or cuts.signature != _signature(model):
+        cuts = _Cuts()
+        cuts.signature = _signature(model)
+        vars(model)["_sparsefw_cuts"] = cuts
+    return cuts
+
+
+def _known_cut(model: nn.Module, kind: Kind, settings: Settings, example: Any) -> InPlaceCut:
+    cuts = _known(model)
+    key = _key(kind, settings)
+    if key not in cuts:
+        cuts[key] = _cut(model, kind, replace(settings, example=example, calibration=None))
+    return cuts[key]
+
+
+def _key(kind: Kind, settings: Settings) -> Hashable:
+    return kind, settings.form, settings.score, settings.selection
+
+
+def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
+    if settings.score in NEEDS_DATA:
+        raise ValueError(
+            f"score={settings.score!r} needs data: in place, channels are ranked by {', '.join(ROW_SCORES)}"
+        )
+    allocation = ALLOCATIONS[kind.allocation]()
+    stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
+    stage.require_units(kind)
+    return stage.in_place()
+
+
+def _signature(model: nn.Module) -> Hashable:
+    """What a cut depends on: the parameters themselves, their shapes and devices."""
+    return tuple((id(p), p.shape, p.device) for p in model.parameters())
+
+
+def check_range(between: Any, distribution: str) -> None:
+    """Refuse a range of shares that is none, and an unknown distribution."""
+    pair = tuple(between) if isinstance(between, (tuple, list)) else ()
+    if len(pair) != 2 or not all(map(is_number, pair)) or not 0 <= pair[0] <= pair[1] < 1:
+        raise ValueError(f"between={between!r}: needs the least and the largest share to remove, both in [0, 1)")
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"distribution={distribution!r}: there are {', '.join(DISTRIBUTIONS)}")
