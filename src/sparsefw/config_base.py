@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -82,7 +82,8 @@ def _fields(section: type[BaseModel], path: list[str]) -> list[str]:
     """Return the names of the fields of the table at `path`, or none where no section describes it."""
     for name in path:
         field = section.model_fields.get(name)
-        inner = field.annotation if field else None
+        members = get_args(field.annotation) if field else ()  # of "SizesConfig | None"
+        inner = next((part for part in members if part is not type(None)), field.annotation if field else None)
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         section = inner

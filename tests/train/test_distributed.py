@@ -43,10 +43,14 @@ def assert_close(found: Path, expected: Path, tolerance: float) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", ["sgd", "filters", "rank"])
-def test_two_processes_arrive_at_the_weights_of_one(tmp_path, variant):
+@pytest.mark.parametrize(
+    ("variant", "further"),
+    [("sgd", ()), ("filters", ()), ("rank", ()), ("sgd", ("sizes.kind=weights",)), ("filters", ("sizes.form=masked",))],
+    ids=str,
+)
+def test_two_processes_arrive_at_the_weights_of_one(tmp_path, variant, further):
     """Four steps, in parts, on a network whose layers look at one image at a time; the figures are those of all images."""
-    changes = (GROUP_NORM, "engine.accumulate=2", "train.ema=0.9", "train.lr=0.02", "data.batch_size=256")
+    changes = (GROUP_NORM, "engine.accumulate=2", "train.ema=0.9", "train.lr=0.02", "data.batch_size=256", *further)
     trained(command(f"digits-resnet-{variant}", tmp_path / "one", *changes, epochs=1))
     ended(torchrun(command(f"digits-resnet-{variant}", tmp_path / "two", *changes, epochs=1)))
     assert_close(tmp_path / "two", tmp_path / "one", 1e-5)

@@ -30,6 +30,7 @@ VARIANTS = {
     "weights": ("digits-resnet-weights", ("train.schedule.kind=cosine", "train.schedule.warmup=1", "train.mixup=0.4")),
     "sgd": ("digits-resnet-sgd", ("train.nesterov=true", "data.augment.crop=1", "train.label_smoothing=0.1")),
     "dropout": ("digits-resnet-rank", (OWN, "model.arguments.dropout=0.5", "train.ema=0.99", "engine.accumulate=2")),
+    "sizes": ("digits-resnet-sizes", ("engine.accumulate=2", "train.mixup=0.2", "train.ema=0.9")),
     "adamw": ("digits-vit-neurons", ("model.arguments.width=12", "train.evaluate_every=2")),
 }
 STEPS = 57  # three epochs of nineteen

@@ -54,9 +54,9 @@ class Sizes:
         model: The network, which stays the same object; its device must not change afterwards.
         kind: The units that go: "filters", "neurons", "heads", "weights", or "rank", which is slow.
         example: An input of the network, to follow channels: a tensor, a tuple of positional or a dict of keyword arguments.
-        between: The least and the largest share that is removed.
-        distribution: What is uniform: the kept "width", the kept "parameters", or the "logarithm" of the width, which draws more
-            small networks.
+        between: The least and the largest share that is removed; None: 0 and 0.95, of weights 0.995.
+        distribution: What is uniform: the kept "width" (the default), the kept "parameters", or the "logarithm" of the width
+            (the default for weights), which draws more small networks.
         form: "removed": channels with everything that belongs to them; "masked": every layer's own filters, as in the paper.
         score: By which channels are ranked: "l1", "l2" or "bn"; None: that of the kind.
         include, exclude: Names of layers, with * and ?.
@@ -69,30 +69,26 @@ class Sizes:
         kind: str | Kind = "filters",
         *,
         example: Any,
-        between: tuple[float, float] = (0.0, 0.95),
-        distribution: str = "width",
+        between: tuple[float, float] | None = None,
+        distribution: str | None = None,
         form: str = REMOVED,
         score: str | None = None,
         include: str | Sequence[str] = "*",
         exclude: str | Sequence[str] = (),
         seed: int = 0,
     ) -> None:
+        kind = kind_of(kind)
         check_range(between, distribution)
         if not is_int(seed) or seed < 0:
             raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
         settings = Settings(example=example, form=form, score=score, include=include, exclude=exclude)
         self._model = unwrapped(model)
-        self._between = between
-        self._distribution = distribution
+        self._between = (0.0, kind.most_drawn) if between is None else between
+        self._distribution = distribution or kind.drawn
         self._seed = seed
-        self._cut = _cut(self._model, kind_of(kind), settings)
+        self._cut = _cut(self._model, kind, settings)
         self._signature = _signature(self._model)
         self._numbers = self._cut.numbers(0.0).to(device_of(self._model))
-
-    @property
-    def capturable(self) -> bool:
-        """Whether smaller() can be captured in a CUDA graph; choose() then sets the size of the next replay."""
-        return self._cut.capturable
 
     def draw(self, step: int) -> float:
         """Return the share to remove in a step: a function of the seed and the step, the same in all processes."""
@@ -121,7 +117,7 @@ class Sizes:
         """
         if ratio is not None:
             self.choose(ratio)
-        with restricted(self._model, self._cut.restrictions(self._numbers)):
+        with restricted(self._model, self._cut.restriction(self._numbers)):
             yield self._model
 
 
@@ -171,7 +167,7 @@ def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> 
         def cut(first_input: Any) -> None:
             in_place = _known_cut(model, kind, settings, first_input)
             numbers = in_place.numbers(ratio).to(device_of(model))
-            restored.enter_context(restricted(model, in_place.restrictions(numbers)))
+            restored.enter_context(restricted(model, in_place.restriction(numbers)))
 
         if example is not None or _key(kind, settings) in _known(model):
             cut(example)
@@ -249,10 +245,10 @@ def _signature(model: nn.Module) -> Hashable:
     return tuple((id(p), p.shape, p.device) for p in model.parameters())
 
 
-def check_range(between: Any, distribution: str) -> None:
-    """Refuse a range of shares that is none, and an unknown distribution."""
+def check_range(between: Any, distribution: str | None) -> None:
+    """Refuse a range of shares that is none, and an unknown distribution; None stands for the defaults of the kind."""
     pair = tuple(between) if isinstance(between, (tuple, list)) else ()
-    if len(pair) != 2 or not all(map(is_number, pair)) or not 0 <= pair[0] <= pair[1] < 1:
+    if between is not None and (len(pair) != 2 or not all(map(is_number, pair)) or not 0 <= pair[0] <= pair[1] < 1):
         raise ValueError(f"between={between!r}: needs the least and the largest share to remove, both in [0, 1)")
-    if distribution not in DISTRIBUTIONS:
+    if distribution is not None and distribution not in DISTRIBUTIONS:
         raise ValueError(f"distribution={distribution!r}: there are {', '.join(DISTRIBUTIONS)}")

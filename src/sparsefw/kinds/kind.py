@@ -47,6 +47,8 @@ class Kind:
     score        by which units are ranked for removal, unless the user says otherwise; None: by their magnitudes in the view
     of_channels  units are outputs of layers, removed with everything that reads them; form="masked" zeroes them in place instead
     shrinks      removing units makes tensors smaller; if not, zeros stay in place and only bytes fall
+    most_drawn   the largest share that a training over sizes removes, unless the user says otherwise
+    drawn        what is uniform among the sizes that it draws: the kept "width", or the "logarithm" of the width
     least_w      below this w short trainings under the paper's rule hardly learn
     """
 
@@ -59,6 +61,8 @@ class Kind:
     score: str | None = None
     of_channels: bool = False
     shrinks: bool = True
+    most_drawn: float = 0.95
+    drawn: str = "width"
     least_w: float = 0.0
 
     @property

@@ -27,6 +27,8 @@ WEIGHTS = Kind(
     (*CONVOLUTIONS, *TRANSPOSED, nn.Linear),
     allocation="global",
     shrinks=False,
+    most_drawn=0.995,
+    drawn="logarithm",
     least_w=0.4,
 )
 

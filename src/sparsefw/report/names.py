@@ -13,7 +13,13 @@ from sparsefw.plotting.palette import BASELINE
 from sparsefw.report.records import Run
 from sparsefw.scalars import is_number
 
-LEARNING = ("data", "model", "method", "train")  # the parts of a configuration that make two runs different methods
+LEARNING = (
+    "data",
+    "model",
+    "method",
+    "train",
+    "sizes",
+)  # the parts of a configuration that make two runs different methods
 
 
 def learning_settings(run: Run) -> dict[str, Any]:

@@ -61,10 +61,11 @@ class Range(NamedTuple):
 
 
 class Row(Section):
-    """A row of the table: a method, and settings of its training."""
+    """A row of the table: a method, settings of its training, and the sizes that it is trained over, if any."""
 
     method: dict[str, Any]
     train: dict[str, Any] = Field(default_factory=dict)
+    sizes: dict[str, Any] | None = None
 
 
 class Grid(Section):
@@ -81,7 +82,7 @@ class Grid(Section):
     def settings(self, row: str) -> dict[str, Any]:
         """Return the settings of a row by dotted name, such as "method.strength"; lists and ranges as they are written."""
         entry = self.methods[row]
-        return flatten({"train": {**self.train, **entry.train}, "method": entry.method})
+        return flatten({"train": {**self.train, **entry.train}, "method": entry.method, "sizes": entry.sizes or {}})
 
     def varied(self, row: str) -> dict[str, list[Any] | Range]:
         """Return the settings in which the configurations of a row differ, each with its values or its range."""
@@ -117,6 +118,8 @@ class Grid(Section):
                 tried = self.settings(row)[key]
                 raise ConfigError(f"{key}: the grid {self.name} tries {tried} for {row}; change the grid instead")
         tables: dict[str, Any] = {"name": name or f"{self.name}-{row}", "curve": {"kind": self.kind, "at": self.at}}
+        if self.methods[row].sizes is not None:
+            tables["sizes"] = {}  # also where nothing about them is set
         for key, value in {**self.settings(row), **varied_settings}.items():
             tables = merged(tables, nest(key, value))
         return load_recipe(baseline_of(self.recipe), changes, **{**tables, **fields})

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
+from sparsefw.compression.settings import MASKED
+from sparsefw.compression.sizes import check_range
 from sparsefw.config_base import KindName, Section
 from sparsefw.data.loaders import DataConfig
 from sparsefw.kinds import Kind, kind_of
@@ -67,6 +69,33 @@ class TrainConfig(Section):
     def _momentum_for_nesterov(self) -> Self:
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True needs a momentum above 0")
+        return self
+
+
+class SizesConfig(Section):
+    """Training over sizes: in every step, a part of the batch sees the network at a size that is drawn for the step.
+
+    kind           the units that go; None: those that the method prepares for removal
+    form           "removed": channels with all that belongs to them, as in compress; "masked": each layer's own filters
+    share          of the images that see the smaller network
+    both           every image sees both networks, at twice the cost; share is then the weight of the smaller network's loss
+    between        the least and the largest share of the units that is removed; None: 0 and 0.95, of weights 0.995
+    distribution   what is uniform: the kept "width" (the default), the kept "parameters", or the "logarithm" of the width (the
+                   default for weights), which draws more small networks
+    score          by which channels are ranked: "l1", "l2" or "bn"; None: that of the kind
+    """
+
+    kind: KindName | None = None
+    form: Literal["removed", "masked"] = "removed"
+    share: float = Field(default=0.5, gt=0, lt=1)
+    both: bool = False
+    between: tuple[float, float] | None = None
+    distribution: str | None = None
+    score: Literal["l1", "l2", "bn"] | None = None
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        check_range(self.between, self.distribution)
         return self
 
 
@@ -135,6 +164,7 @@ class RunConfig(Section):
     model: ModelConfig
     method: Annotated[SerializeAsAny[Method], BeforeValidator(_method)]
     train: TrainConfig
+    sizes: SizesConfig | None = None
     engine: EngineConfig = EngineConfig()
     curve: CurveConfig = CurveConfig()
     observe: ObserveConfig = ObserveConfig()
@@ -152,12 +182,19 @@ class RunConfig(Section):
     def label(self) -> str:
         """The name of the run in tables and figures."""
         adamw_alone = isinstance(self.method, SGD) and self.train.rest == "adamw"
-        return "AdamW" if adamw_alone else self.method.label
+        method = "AdamW" if adamw_alone else self.method.label
+        return method if self.sizes is None else f"{method} over sizes"
+
+    @property
+    def sizes_kind(self) -> Kind:
+        """The kind whose sizes the training draws: that of the sizes, or the one that the method prepares for."""
+        named = None if self.sizes is None else self.sizes.kind
+        return self.method.prepares if named is None else kind_of(named)
 
     @property
     def curve_kind(self) -> Kind:
-        """The kind that is removed after training: that of the curve, or the one that the method prepares for."""
-        return self.method.prepares if self.curve.kind is None else kind_of(self.curve.kind)
+        """The kind that is removed after training: that of the curve, or the one that the training prepares for."""
+        return self.sizes_kind if self.curve.kind is None else kind_of(self.curve.kind)
 
     def ratios(self, kind: Kind) -> tuple[float, ...]:
         """Return the ratios at which `sparsefw curve` removes this kind by default."""
@@ -179,6 +216,24 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.ema does not go with method.name={self.method.name}: the average of its weights lacks their structure"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        if self.sizes is None:
+            return self
+        kind = self.sizes_kind
+        if self.method.passes > 1:
+            raise ValueError(
+                f"sizes: method.name={self.method.name} passes {self.method.passes} times over a batch, each time with other "
+                "weights; sizes go with methods that pass once"
+            )
+        if kind.only_ratio is not None:
+            raise ValueError(f"sizes.kind={kind.name}: it removes a fixed share, so there is no size to draw")
+        if self.sizes.form == MASKED and not kind.of_channels:
+            raise ValueError(f"sizes.form=masked is for filters, neurons and heads, not for {kind.name}")
+        if self.sizes.score is not None and kind.score is None:
+            raise ValueError(f"sizes.score={self.sizes.score}: {kind.name} are ranked by their magnitudes")
         return self
 
     def plain(self) -> dict[str, Any]:

@@ -26,11 +26,12 @@ def run_facts(
         job: of the sweep that makes the run.
     """
     kind = getattr(config.method, "kind", None)
+    family = config.method.title if kind is None else f"{config.method.title} {kind}"
     return RunFacts(
         name=config.name,
         kind=RunKind.RETRAINED if isinstance(config.method, Masked) else RunKind.TRAINED,
         label=config.label,
-        family=config.method.title if kind is None else f"{config.method.title} {kind}",
+        family=family if config.sizes is None else f"{family} over sizes",
         seed=config.seed,
         metric=metric,
         own_code=is_own_code(config.model.name),

@@ -32,6 +32,7 @@ from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
 from sparsefw.train.constraint_progress import constraint_figures
 from sparsefw.train.engine import Engine, of_all_processes
+from sparsefw.train.sizes import OverSizes
 from sparsefw.train.tasks import Task
 
 CALIBRATION = 2048  # training images on which BatchNorm statistics are recomputed before an evaluation
@@ -43,6 +44,7 @@ class Training:
 
     regions    which layer is constrained to which region, one line each
     norms      sum of the gradient norms of the epoch so far, where they are observed
+    sizes      over which the loss is averaged
     sums       sums of the task's metrics over the epoch so far
     """
 
@@ -60,6 +62,7 @@ class Training:
     step: int = 0
     clock: Clock = field(default_factory=lambda: Clock())
     norms: Tensor | None = None
+    sizes: OverSizes | None = None
     sums: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,6 +183,8 @@ def train(training: Training, watcher: Watcher) -> None:
         t.clock.start()
         for batch in t.data.train.training(epoch, start, config.data.batch_size):
             torch.manual_seed(int(generator("network", config.seed, t.step, share.rank).integers(2**62)))
+            if t.sizes is not None:
+                t.sizes.choose(t.step)
             lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
             t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
             t.step += 1

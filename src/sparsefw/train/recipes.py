@@ -62,14 +62,14 @@ def _method_text(method: dict[str, Any]) -> str:
 def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
     """Return the configuration of a shipped recipe or of a YAML file.
 
-    With another method it gets another name, so that runs of several methods get folders beside each other.
+    With another method, or trained over sizes, it gets another name, so that such runs get folders beside each other.
 
     Args:
         changes: settings such as "train.epochs=5", whose values are YAML.
         fields: parts of the configuration to replace, such as seed=1; None leaves a part as it is.
     """
     values = _values(name)
-    method_before = values.get("method")
+    before = values
     values.pop("about", None)
     values = merged(values, {key: value for key, value in fields.items() if value is not None})
     changed: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> Run
         changed = merged(changed, _change(change))
     values = merged(values, changed)
     if not (changed.get("name") or fields.get("name")):
-        values["name"] = _name_with_method(values, method_before)
+        values["name"] = _name_with_sizes(_name_with_method(values, before.get("method")), values, before)
     return parse(RunConfig, values, f"recipe {name}")
 
 
@@ -93,6 +93,12 @@ def _name_with_method(values: dict[str, Any], method_before: Any) -> Any:
     stems = ("-".join(words[:count]) for count in range(len(words) - 1, 0, -1))
     stem = next((stem for stem in stems if (SHIPPED / f"{stem}.yaml").is_file()), name)
     return f"{stem}-{str(method.get('name')).rpartition(':')[2].lower()}"
+
+
+def _name_with_sizes(name: Any, values: dict[str, Any], before: dict[str, Any]) -> Any:
+    """Return "digits-resnet-sgd-sizes" for a recipe that is not trained over sizes by itself, but by these values."""
+    is_added = values.get("sizes") is not None and before.get("sizes") is None
+    return f"{name}-sizes" if is_added and isinstance(name, str) else name
 
 
 def _values(name: str) -> dict[str, Any]:

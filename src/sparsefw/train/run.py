@@ -33,6 +33,7 @@ from sparsefw.train.facts import environment_record, run_facts
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, train
 from sparsefw.train.recorder import Judge, Recorder, aim_of
+from sparsefw.train.sizes import OverSizes
 from sparsefw.train.step import Step, step_for
 from sparsefw.train.tasks import task_for
 from sparsefw.train.trackers import check_trackers
@@ -158,12 +159,35 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     scaler = torch.amp.GradScaler(engine.device.type, enabled=engine.precision == torch.float16)
     average = None if settings.ema is None else Average(model, settings.ema)
     norms = torch.zeros((), dtype=torch.float64, device=engine.device) if config.observe.gradients else None
-    step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms))
+    sizes = None
+    if config.sizes is not None:
+        sizes = OverSizes(
+            config.sizes,
+            model,
+            config.sizes_kind,
+            shape=data.shape,
+            images=config.data.batch_size // share.world,
+            parts=engine.accumulate,
+            seed=config.seed,
+        )
+    step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms, sizes))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
     regions_text = "\n".join(regions)
     return Training(
-        config, engine, data, task, model, optimizer, scaler, average, step, rates, regions_text, norms=norms
+        config,
+        engine,
+        data,
+        task,
+        model,
+        optimizer,
+        scaler,
+        average,
+        step,
+        rates,
+        regions_text,
+        norms=norms,
+        sizes=sizes,
     )
 
 

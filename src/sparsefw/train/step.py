@@ -13,6 +13,7 @@ from sparsefw.methods import Batch, Method
 from sparsefw.optim import SFW
 from sparsefw.train.average import Average
 from sparsefw.train.engine import Engine
+from sparsefw.train.sizes import OverSizes
 from sparsefw.train.tasks import Task
 
 # Ordinary steps before the capture: libraries choose their kernels, the optimizer creates its state, and the oracle of
@@ -33,8 +34,15 @@ class Step:
         scaler: torch.amp.GradScaler,
         average: Average | None,
         norms: Tensor | None = None,
+        sizes: OverSizes | None = None,
     ) -> None:
-        """Take the parts of a training; the norm of every gradient is added to `norms`, if given."""
+        """Take the parts of a training.
+
+        Args:
+            average: of the weights.
+            norms: to which the norm of every gradient is added.
+            sizes: over which the loss is averaged.
+        """
         self.engine = engine
         self.model = model
         self.method = method
@@ -43,6 +51,7 @@ class Step:
         self.scaler = scaler
         self.average = average
         self.norms = norms
+        self.sizes = sizes
         self._whole = self._parallel(model)
         self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
         self._adjusts = method.overrides("adjust")
@@ -83,16 +92,30 @@ class Step:
         return self.scaler.get_scale() >= scale
 
     def backward(self, batch: Batch) -> Tensor:
-        """Add the gradients of the mean loss over a batch, part by part, averaged over the processes; return the sums."""
+        """Add the gradients of the objective over a batch, averaged over the processes; return the sums of the whole network."""
+        if self.sizes is None:
+            return self._pass(batch, 1.0)
+        small, whole = self.sizes.divide(batch.inputs, batch.targets)
+        # First, while there are no gradients that would have to be kept apart from those of the smaller network.
+        with self.sizes.smaller():
+            self._pass(small, self.sizes.share, more_to_come=True)
+        return self._pass(whole, 1 - self.sizes.share)
+
+    def _pass(self, batch: Batch, weight: float, more_to_come: bool = False) -> Tensor:
+        """Add the gradients of `weight` times the mean loss over some images, part by part; return the sums.
+
+        Args:
+            more_to_come: whether another pass of this step averages the gradients over the processes.
+        """
         parts = self.engine.accumulate
         sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
         pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
         for i, (inputs, targets) in enumerate(pieces):
-            with self._unsynchronised(i < parts - 1):
+            with self._unsynchronised(more_to_come or i < parts - 1):
                 with self.engine.autocast():
                     output = self.net(inputs)
                 loss = self.task.loss(output, targets)
-                self.scaler.scale(loss / parts).backward()
+                self.scaler.scale(loss * (weight / parts)).backward()
             sums += self.task.sums(output, targets, loss)
         return sums
 

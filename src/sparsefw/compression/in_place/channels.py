@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.in_place.restriction import InPlaceCut, Restriction, masked
+from sparsefw.compression.in_place.restriction import InPlaceCut, Mask, Restriction
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention
@@ -77,6 +77,8 @@ class ChannelCut(InPlaceCut):
         self._lengths = [len(indices) for indices in positions.values()]
         targets = [_targets(model, layer, side, norms) for layer, side in positions]
         self._targets = [(i, target) for i, of_site in enumerate(targets) for target in of_site]
+        # Of most targets: masks of this type need no conversion, which would be a launch for each.
+        self._dtype = self._targets[0][1].tensor.dtype if self._targets else torch.float32
 
     def numbers(self, ratio: float) -> Tensor:
         kept = self._counts(ratio)
@@ -87,14 +89,15 @@ class ChannelCut(InPlaceCut):
         ]
         return torch.tensor(removed)
 
-    def restrictions(self, numbers: Tensor) -> list[Restriction]:
+    def restriction(self, numbers: Tensor) -> Restriction:
         infinite = torch.full((1,), torch.inf, dtype=torch.float64, device=numbers.device)
         ranked = torch.cat([self._scores().flatten(), infinite])[self._order]
         stays = without_smallest_mask(ranked, numbers.unsqueeze(1))
         always = torch.ones(1, dtype=torch.bool, device=numbers.device)
-        masks = torch.cat([stays.flatten(), always])[self._position].split(self._lengths)
+        of_positions = torch.cat([stays.flatten(), always])[self._position].to(self._dtype)
+        masks = of_positions.split(self._lengths)
         tensors = [target.tensor for _, target in self._targets]
-        return masked(tensors, [target.shaped(masks[i]).to(target.tensor.dtype) for i, target in self._targets])
+        return Mask(tensors, [target.shaped(masks[i]).to(target.tensor.dtype) for i, target in self._targets])
 
 
 def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int) -> dict[tuple[str, Side], np.ndarray]:

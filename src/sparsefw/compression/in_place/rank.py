@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,6 @@ class RankCut(InPlaceCut):
     Of tall matrices it is W P and G P, with the right vectors. Every cut decomposes every layer, which is slow.
     """
 
-    capturable: ClassVar[bool] = False
-
     def __init__(self, layers: Mapping[str, nn.Module], ranks: Callable[[float], list[int]]) -> None:
         self._layers = list(layers.values())
         self._ranks = ranks
@@ -28,11 +25,27 @@ class RankCut(InPlaceCut):
     def numbers(self, ratio: float) -> Tensor:
         return torch.tensor(self._ranks(ratio))
 
-    def restrictions(self, numbers: Tensor) -> list[Restriction]:
-        return [_restriction(layer, rank) for layer, rank in zip(self._layers, numbers, strict=True)]
+    def restriction(self, numbers: Tensor) -> Restriction:
+        return _Projection(self._layers, numbers)
 
 
-def _restriction(layer: nn.Module, rank: Tensor) -> Restriction:
+class _Projection(Restriction):
+    """Weights and gradients times the projections onto the leading singular vectors of the weights."""
+
+    def __init__(self, layers: Sequence[nn.Module], ranks: Tensor) -> None:
+        self._projections = [_projection(layer, rank) for layer, rank in zip(layers, ranks, strict=True)]
+        weights = [weight_of(layer) for layer in layers]
+        values = [project(w.detach()) for w, project in zip(weights, self._projections, strict=True)]
+        super().__init__(weights, values)
+
+    def restrict_gradients(self) -> None:
+        for weight, project in zip(self.tensors, self._projections, strict=True):
+            if weight.grad is not None:
+                weight.grad = project(weight.grad)
+
+
+def _projection(layer: nn.Module, rank: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the projection of tensors like the layer's weight onto its `rank` leading singular vectors."""
     weight = weight_of(layer)
     W = as_matrices(layer).detach()
     is_wide = W.shape[1] <= W.shape[2]
@@ -44,4 +57,4 @@ def _restriction(layer: nn.Module, rank: Tensor) -> Restriction:
         matrices = as_matrices(layer, x)
         return from_matrices(layer, projection @ matrices if is_wide else matrices @ projection, weight.shape)
 
-    return Restriction(weight, project(weight.detach()), project)
+    return project

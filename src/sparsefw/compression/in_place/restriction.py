@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-class Restriction(NamedTuple):
-    """A parameter or buffer, its value without the units that go, and the map of its gradient onto those that stay."""
+class Restriction(ABC):
+    """A map of parameters and buffers to their values without the units that go, and of gradients onto those that stay.
 
-    tensor: Tensor
-    value: Tensor
-    of_gradient: Callable[[Tensor], Tensor]
+    tensors   what is restricted
+    values    of these tensors, in the same order, without the units that go
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.values = list(values)
+
+    @abstractmethod
+    def restrict_gradients(self) -> None:
+        """Map the gradients of the tensors, in place, onto the units that stay."""
+
+
+class Mask(Restriction):
+    """Tensors times masks of 0 and 1, which have the dtypes of the tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor], masks: Sequence[Tensor]) -> None:
+        values = torch._foreach_mul([tensor.detach() for tensor in tensors], list(masks)) if tensors else []
+        super().__init__(tensors, values)
+        self._masks = masks
+
+    def restrict_gradients(self) -> None:
+        trained = [(t.grad, mask) for t, mask in zip(self.tensors, self._masks, strict=True) if t.grad is not None]
+        if trained:
+            torch._foreach_mul_([gradient for gradient, _ in trained], [mask for _, mask in trained])
 
 
 class InPlaceCut(ABC):
@@ -26,45 +47,30 @@ class InPlaceCut(ABC):
     others. Units are ranked by the weights as they are at the moment.
     """
 
-    capturable: ClassVar[bool] = True  # in a CUDA graph
-
     @abstractmethod
     def numbers(self, ratio: float) -> Tensor:
         """Return how many units go, or stay, if this ratio is removed: on the CPU, of the same shape for every ratio."""
 
     @abstractmethod
-    def restrictions(self, numbers: Tensor) -> list[Restriction]:
-        """Return the restrictions that leave the network with these numbers of units; numbers are on the model's device."""
-
-
-def masked(tensors: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Restriction]:
-    """Return the restrictions that multiply tensors by masks of 0 and 1."""
-    values = torch._foreach_mul([tensor.detach() for tensor in tensors], list(masks)) if tensors else []
-    entries = zip(tensors, values, masks, strict=True)
-    return [Restriction(tensor, value, mask.mul) for tensor, value, mask in entries]
+    def restriction(self, numbers: Tensor) -> Restriction:
+        """Return the restriction that leaves the network with these numbers of units; numbers are on the model's device."""
 
 
 @contextmanager
-def restricted(model: nn.Module, restrictions: Sequence[Restriction]) -> Iterator[None]:
+def restricted(model: nn.Module, restriction: Restriction) -> Iterator[None]:
     """Restrict weights and their gradients for the duration of a block.
 
-    Afterwards, also after an exception, weights and buffers are as they were: statistics that norms collect in a smaller network
-    are not those of the whole one. A backward pass must be in the same block as its forward pass; behind it, autograd refuses.
+    Gradients of the block are restricted when it ends, and then added to those that were there before. Weights and buffers are as
+    they were afterwards, also after an exception: statistics that norms collect in a smaller network are not those of the whole
+    one. A backward pass must be in the same block as its forward pass; behind it, autograd refuses.
     """
-    tensors = [restriction.tensor.detach() for restriction in restrictions]
-    before = [tensor.clone() for tensor in tensors]
-    handles = [
-        restriction.tensor.register_hook(restriction.of_gradient)
-        for restriction in restrictions
-        if restriction.tensor.requires_grad
-    ]
-    with unchanged_buffers(model):
+    tensors = [tensor.detach() for tensor in restriction.tensors]
+    before = copies(tensors)
+    with unchanged_buffers(model), _separate_gradients(model, restriction):
         try:
-            _write(tensors, [restriction.value for restriction in restrictions])
+            _write(tensors, restriction.values)
             yield
         finally:
-            for handle in handles:
-                handle.remove()
             _write(tensors, before)
 
 
@@ -75,13 +81,42 @@ def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers after a block, also those that a module replaces by other tensors."""
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+def _separate_gradients(model: nn.Module, restriction: Restriction) -> Iterator[None]:
+    """Restrict the gradients that a block computes, and no others."""
+    earlier = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    for p, _ in earlier:
+        p.grad = None
     try:
         yield
     finally:
-        for module, name, buffer, before in buffers:
+        restriction.restrict_gradients()
+        added = [(before, p.grad) for p, before in earlier if p.grad is not None]
+        if added:
+            torch._foreach_add_([before for before, _ in added], [gradient for _, gradient in added])
+        for p, before in earlier:
+            p.grad = before
+
+
+@contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore all buffers after a block, also those that a module replaces by other tensors."""
+    owners = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+    buffers = [buffer for _, _, buffer in owners]
+    before = copies(buffers)
+    try:
+        yield
+    finally:
+        if buffers:
             with torch.no_grad():
-                buffer.copy_(before)
+                torch._foreach_copy_(buffers, before)
+        for module, name, buffer in owners:
             module._buffers[name] = buffer
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of tensors, made by a few launches for all."""
+    fresh = [torch.empty_like(tensor) for tensor in tensors]
+    if fresh:
+        with torch.no_grad():
+            torch._foreach_copy_(fresh, list(tensors))
+    return fresh

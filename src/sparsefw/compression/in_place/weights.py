@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefw.compression.in_place.restriction import InPlaceCut, Restriction, masked
+from sparsefw.compression.in_place.restriction import InPlaceCut, Mask, Restriction
 from sparsefw.compression.structure.masks import share_of
 from sparsefw.geometry.select import without_smallest_mask
 
@@ -22,8 +22,8 @@ class WeightCut(InPlaceCut):
     def numbers(self, ratio: float) -> Tensor:
         return torch.tensor([share_of(ratio, sum(self._sizes))])
 
-    def restrictions(self, numbers: Tensor) -> list[Restriction]:
+    def restriction(self, numbers: Tensor) -> Restriction:
         magnitudes = torch.cat([weight.detach().abs().flatten() for weight in self._weights])
-        masks = without_smallest_mask(magnitudes, numbers).split(self._sizes)
-        shaped = [mask.view_as(w).to(w.dtype) for w, mask in zip(self._weights, masks, strict=True)]
-        return masked(self._weights, shaped)
+        masks = without_smallest_mask(magnitudes, numbers).to(magnitudes.dtype).split(self._sizes)
+        shaped = [mask.view_as(weight).to(weight.dtype) for weight, mask in zip(self._weights, masks, strict=True)]
+        return Mask(self._weights, shaped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -25,6 +26,8 @@ from sparsefw.kinds import RANK
 @registered_for(RANK.family)
 class LowRank(Stage):
     """Layers split in two; a layer that would not get smaller stays one, with the truncated weight."""
+
+    cuts_without_waiting: ClassVar[bool] = False  # it decomposes matrices
 
     def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
         """`order`: the names of the layers as they are called. The last one writes the output and keeps its rank."""

@@ -55,6 +55,9 @@ class Stage(ABC):
     by_ratio: ClassVar[tuple[type[Allocation], ...]] = (Uniform,)
 
     layer_word: ClassVar[str] = "layer"  # what messages call the layers that it compresses
+    cuts_without_waiting: ClassVar[bool] = (
+        True  # in place: the host never waits for the device, so a CUDA graph can capture it
+    )
 
     @property
     def has_one_size(self) -> bool:
