@@ -168,7 +168,18 @@ def test_every_verb_has_a_file_of_its_name():
 
 @pytest.mark.parametrize(
     "verb",
-    [["demo"], ["train"], ["retrain"], ["curve"], ["compress"], ["report"], ["sweep"], ["reproduce"], ["list"]]
+    [
+        ["demo"],
+        ["train"],
+        ["finetune"],
+        ["retrain"],
+        ["curve"],
+        ["compress"],
+        ["report"],
+        ["sweep"],
+        ["reproduce"],
+        ["list"],
+    ]
     + [["bench", name] for name in ("train", "methods", "data")],
     ids=" ".join,
 )

@@ -88,6 +88,12 @@ def test_a_relapse_is_two_epochs_above_half_of_what_was_gained(losses, found):
     assert keys(AIM, history(*losses)) == ["relapse"] * found
 
 
+def test_a_loss_that_rises_beside_nearly_perfect_accuracy_is_no_relapse():
+    """Fine-tuning a trained network: 0.001 became 0.004, and all images are still classified right."""
+    assert keys(AIM, history(0.005, 0.001, 0.004, 0.004, accuracy=99.5)) == []
+    assert keys(AIM, history(0.005, 0.001, 0.004, 0.004, accuracy=98.5)) == ["relapse"]
+
+
 def test_a_relapse_tells_what_was_lost():
     assert text(SPARSE, history(2.0, 1.0, 1.6, 1.7)) == (
         "the training loss is 1.7 after epoch 4, and was 1 after epoch 2: what was learned is being lost; "

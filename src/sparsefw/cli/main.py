@@ -10,6 +10,7 @@ from sparsefw.cli.verbs.bench import bench
 from sparsefw.cli.verbs.compress import compress
 from sparsefw.cli.verbs.curve import curve
 from sparsefw.cli.verbs.demo import demo
+from sparsefw.cli.verbs.finetune import finetune
 from sparsefw.cli.verbs.list import list_
 from sparsefw.cli.verbs.report import report
 from sparsefw.cli.verbs.reproduce import reproduce
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a neural network once, then compress it to any size without retraining. Start with `sparsefw demo`.",
 )
-for verb in (demo, train, retrain, curve, compress, report, sweep, reproduce):
+for verb in (demo, train, finetune, retrain, curve, compress, report, sweep, reproduce):
     app.command()(verb)
 app.command("list")(list_)
 app.add_typer(bench, name="bench")

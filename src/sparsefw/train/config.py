@@ -183,7 +183,9 @@ class RunConfig(Section):
         """The name of the run in tables and figures."""
         adamw_alone = isinstance(self.method, SGD) and self.train.rest == "adamw"
         method = "AdamW" if adamw_alone else self.method.label
-        return method if self.sizes is None else f"{method} over sizes"
+        if self.sizes is None:
+            return method
+        return f"{method} over sizes" + ", fine-tuned" * (self.model.weights is not None)
 
     @property
     def sizes_kind(self) -> Kind:

@@ -19,6 +19,7 @@ DEVIATIONS = 3  # standard deviations of guessing on as many images, and at leas
 POINT = 1.0
 LEARNED = 0.1  # share of the first epoch's loss: a larger gain is more than noise, and can be lost
 LOST = 0.5  # share of that gain
+SOLVED = 99.0  # accuracy in %
 FEW = 0.5  # share of the planned renewals
 
 
@@ -129,13 +130,18 @@ def _learns_nothing(aim: Aim, history: Sequence[Epoch]) -> bool:
 
 
 def _relapsed(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
-    """Check whether the loss of the last two epochs is far above the best one: a single bad epoch is no relapse."""
+    """Check whether the loss of the last two epochs is far above the best one: a single bad epoch is no relapse.
+
+    Nor is a loss that rises where nearly all images are classified right, as when a trained network is tuned.
+    """
     if len(history) < 4:
         return None
     *before, last_but_one, last = history
     best = min(before, key=lambda epoch: epoch.loss)
     gained = before[0].loss - best.loss
     if gained <= LEARNED * before[0].loss or min(last_but_one.loss, last.loss) <= best.loss + LOST * gained:
+        return None
+    if min(last_but_one.accuracy or 0.0, last.accuracy or 0.0) >= SOLVED:
         return None
     return Trouble(
         "relapse",

@@ -72,9 +72,7 @@ def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> Run
     before = values
     values.pop("about", None)
     values = merged(values, {key: value for key, value in fields.items() if value is not None})
-    changed: dict[str, Any] = {}
-    for change in changes:
-        changed = merged(changed, _change(change))
+    changed = with_changes({}, changes)
     values = merged(values, changed)
     if not (changed.get("name") or fields.get("name")):
         values["name"] = _name_with_sizes(_name_with_method(values, before.get("method")), values, before)
@@ -187,6 +185,14 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
             value = value if replaces else merged(old, value)
         result[key] = value
     return result
+
+
+def with_changes(values: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return the values with changes such as "train.epochs=5", one after the other."""
+    changed: dict[str, Any] = {}
+    for change in changes:
+        changed = merged(changed, _change(change))
+    return merged(values, changed)
 
 
 def _renames(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
