@@ -11,6 +11,7 @@ EPOCHS, BATCH = 30, 64
 images, labels = load_digits("train")
 test_images, test_labels = load_digits("test")
 calibration = images.split(100)
+loss = nn.functional.cross_entropy
 
 
 @torch.no_grad()
@@ -31,19 +32,21 @@ for method in ("SGD", "SFW over sizes"):
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    for step in range(steps):
-        if step % len(images.split(BATCH)) == 0:
-            batches = iter(torch.randperm(len(images)).split(BATCH))
-        x, y = (part[batch] for batch in [next(batches)] for part in (images, labels))
-        half = len(x) // 2 if sizes else 0
-        optimizer.zero_grad()
-        net.train()
-        if sizes:  # half of the batch sees a smaller network, of a size that is drawn for the step
-            with sizes.smaller(sizes.draw(step)):
-                (nn.functional.cross_entropy(net(x[:half]), y[:half]) / 2).backward()
-        (nn.functional.cross_entropy(net(x[half:]), y[half:]) / (2 if sizes else 1)).backward()
-        optimizer.step()
-        schedule.step()
+    step = 0
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(images)).split(BATCH):
+            net.train()
+            optimizer.zero_grad()
+            if sizes is None:
+                loss(net(images[batch]), labels[batch]).backward()
+            else:  # half of the batch sees the network at a size that is drawn for the step
+                small, whole = batch.chunk(2)
+                with sizes.smaller(sizes.draw(step)):
+                    (loss(net(images[small]), labels[small]) / 2).backward()
+                (loss(net(images[whole]), labels[whole]) / 2).backward()
+            optimizer.step()
+            schedule.step()
+            step += 1
     shares = [0.5, 0.6, 0.7, 0.8, 0.9]
     print(f"trained once by {method}, filters removed, never retrained: accuracy in % and size")
     print(curve(net, "filters", shares, form="removed", calibration=calibration, evaluate=accuracy))

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {"kinds", "plotting", "runfolder", "config_base", "atomic_io", "scalars"},  # reads run folders, never trains
-    "bench": {"data", "methods", "train", "environment", "config_base", "text"},
+    "bench": {"data", "kinds", "methods", "train", "environment", "config_base", "text"},
     "reproduce": {
         "kinds", "train", "sweep", "plotting", "report", "bench", "runfolder",
         "environment", "config_base", "atomic_io", "errors", "text",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sparsefw.config_base import ConfigError
 from sparsefw.data.data_folder import DATA_VARIABLE
 from sparsefw.data.noise import Noise
+from sparsefw.kinds import FILTERS, WEIGHTS
 from sparsefw.methods import METHODS, SGD, Method
 from sparsefw.methods.base import method_name
 from sparsefw.text import did_you_mean
@@ -23,10 +24,11 @@ MIN_NOISE_BATCHES = 4  # even where these are more bytes
 
 
 class MethodRow(NamedTuple):
-    """A form of a method: the sgd variant of a recipe is trained by `method` with these settings."""
+    """A form of a method: the sgd variant of a recipe is trained by `method` with these settings, over sizes or not."""
 
     method: type[Method]
     settings: Mapping[str, Any]
+    over_sizes: bool = False
 
     @property
     def name(self) -> str:
@@ -36,18 +38,23 @@ class MethodRow(NamedTuple):
     def label(self) -> str:
         """The title of the method and its settings, for tables."""
         words = {"svd": "(full SVD)", "k": f"k={self.settings.get('k')}"}
-        return " ".join([self.method.title, *(words.get(key, str(value)) for key, value in self.settings.items())])
+        settings = [words.get(key, str(value)) for key, value in self.settings.items()]
+        return " ".join([self.method.title, *settings, *["over sizes"] * self.over_sizes])
 
     @property
     def changes(self) -> list[str]:
         """The changes of a recipe that select this row."""
-        return [f"method.{key}={value}" for key, value in {"name": self.name, **self.settings}.items()]
+        changes = [f"method.{key}={value}" for key, value in {"name": self.name, **self.settings}.items()]
+        return [*changes, *["sizes={}"] * self.over_sizes]
 
 
 ROWS = {
     form or method_name(method): MethodRow(method, settings)
     for method in sorted(METHODS.values(), key=lambda method: method is not SGD)  # SGD first
     for form, settings in method.forms.items()
+}
+ROWS |= {
+    f"{form}-sizes": ROWS[form]._replace(over_sizes=True) for form in (method_name(SGD), FILTERS.name, WEIGHTS.name)
 }
 BASELINE_ROW = method_name(SGD)  # the row with which the others are compared
 DEFAULT_ROWS = (BASELINE_ROW, "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd")

@@ -4,7 +4,7 @@
     kind      the kind that is removed after training
     at        the ratios that are removed
     train     settings of all rows
-    methods   the rows of the table: each has a method and further settings
+    methods   the rows of the table: each has a method, further settings of its training, and sizes if it is trained over sizes
 
 If a setting is a list, the grid has a configuration for each of its values, combined with all values of the other lists. (The
 values of a setting that is itself a list are a list of lists.) A range, such as "0.05..0.5" or "1e-5..1e-2 log", is for
