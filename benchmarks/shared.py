@@ -23,6 +23,7 @@ RESULTS = Path(__file__).with_name("results")
 # The learning rate is tiny, so that thousands of timed steps leave the weights as they are.
 STEP_SETTINGS = dict(lr=1e-6, momentum=0.9, weight_decay=5e-4)
 WARM_UP_STEPS = 7
+FOLDERS = ("--data", "--fashion", "--cifar")  # options that name a folder of data
 CAPTURE_STEPS = 8  # before a step is captured, so that buffers and warm starts exist
 
 Job = TypeVar("Job")
@@ -85,7 +86,7 @@ def reproducible_arguments(arguments: Sequence[str]) -> str:
     """
     words = list(arguments)
     for i, word in enumerate(words[:-1]):
-        if word == "--data":
+        if word in FOLDERS:
             words[i + 1] = "DIR"
     return shlex.join(words)
 

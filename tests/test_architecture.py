@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "user_cache": set(),
     "layer_types": set(),
     "kind_words": set(),
+    "recovery_words": set(),
     "randomness": set(),
     "environment": {"__version__"},
     "geometry": {"scalars"},
@@ -30,12 +31,12 @@ ALLOWED: dict[str, set[str]] = {
     "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
     "models": {"scalars", "text"},
     "compression": {
-        "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "scalars",
-        "text",
+        "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
+        "scalars", "text",
     },
     "data": {"config_base", "atomic_io", "user_cache", "randomness", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "text"},
-    "runfolder": {"kinds", "atomic_io", "scalars"},  # the contract between train, sweep and report
+    "runfolder": {"kinds", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
         "environment", "config_base", "atomic_io", "errors", "randomness", "text", "__version__",
@@ -45,21 +46,23 @@ ALLOWED: dict[str, set[str]] = {
         "environment", "config_base", "atomic_io", "errors", "scalars", "text",
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
-    "report": {"kinds", "plotting", "runfolder", "config_base", "atomic_io", "scalars"},  # reads run folders, never trains
+    "report": {  # reads run folders, never trains
+        "kinds", "plotting", "runfolder", "recovery_words", "config_base", "atomic_io", "scalars",
+    },
     "bench": {"data", "kinds", "methods", "train", "environment", "config_base", "text"},
     "reproduce": {
         "kinds", "train", "sweep", "plotting", "report", "bench", "runfolder",
         "environment", "config_base", "atomic_io", "errors", "text",
     },
     "cli": {
-        "geometry", "kinds", "kind_words", "models", "compression", "data", "methods", "train", "sweep", "report", "bench",
-        "reproduce", "runfolder", "environment", "config_base", "atomic_io", "errors", "text", "__version__",
+        "geometry", "kinds", "kind_words", "recovery_words", "models", "compression", "data", "methods", "train", "sweep",
+        "report", "bench", "reproduce", "runfolder", "environment", "config_base", "atomic_io", "errors", "text", "__version__",
     },
     "__init__": {"optim", "compression", "methods"},
     "__main__": {"cli"},
 }  # fmt: skip
 CORE = {
-    "geometry", "kind_words", "kinds", "optim", "compression", "models",
+    "geometry", "kind_words", "recovery_words", "kinds", "optim", "compression", "models",
     "environment", "layer_types", "atomic_io", "user_cache", "randomness", "scalars", "text",
 }  # fmt: skip
 

@@ -67,7 +67,9 @@ def test_snippets_run(number, capsys, tmp_path, monkeypatch):
 
 def rows(text: str) -> list[dict[str, float]]:
     """Return the lines of the printed curves: SGD's, then SFW's, each for 50 ... 90 % removed."""
-    lines = re.findall(r"^ +(\d+)% +([\d.]+) +([\d.]+) +[\d.]+ +([\d,]+) +([\d,]+)", text, flags=re.MULTILINE)
+    lines = re.findall(
+        r"^ +(\d+)% +([\d.]+) +([\d.]+) +(?:plain|refit) +[\d.]+ +([\d,]+) +([\d,]+)", text, flags=re.MULTILINE
+    )
     names = ("ratio", "plain", "refit", "parameters", "macs")
     return [dict(zip(names, (float(cell.replace(",", "")) for cell in row), strict=True)) for row in lines]
 

@@ -102,7 +102,11 @@ def test_curve_prints_writes_and_draws_a_curve(run, form):
     answer = json.loads(sparsefw("curve", run, "--at", "0.5,0.8", "--form", form, "--json", "--quiet"))
     assert [point["ratio"] for point in answer["points"]] == [0.5, 0.8]
     written = json.loads((run / "curves" / f"filters-{form}.json").read_text())
+    agreements = [point.pop("agreements") for point in answer["points"]]
     assert written["points"] == answer["points"]
+    assert written["refit"] == "auto"
+    for point, agreement in zip(answer["points"], agreements, strict=True):
+        assert point["chosen"] == ("refit" if agreement["refit"] > agreement["plain"] else "plain")
     assert (run / "curves" / f"filters-{form}.png").read_bytes().startswith(b"\x89PNG")
     assert answer["dense"] == pytest.approx(json.loads((run / "result.json").read_text())["test"]["accuracy"], abs=3)
 
@@ -121,6 +125,12 @@ def test_compress_saves_a_network_that_can_be_loaded(run, tmp_path):
     assert (tmp_path / "s" / "model.onnx").exists()
     assert small.certificate["metrics"]["compressed"] == answer["test"]["compressed"]["accuracy"]
     assert answer["milliseconds"]["onnxruntime"][1] > 0
+
+
+@pytest.mark.parametrize("answer, refit", [("yes", True), ("no", False)])
+def test_refit_can_be_set(run, tmp_path, answer, refit):
+    text = sparsefw("compress", run, "--filters", 0.5, "--refit", answer, "-o", tmp_path / "s", "--json", "--quiet")
+    assert json.loads(text)["request"]["refit"] is refit
 
 
 def test_a_drop_is_measured_on_validation_images(run, tmp_path):
@@ -226,6 +236,8 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
         (["curve", tmp_path], "is not a run folder"),
         (["curve", run, "--at", "0.5;0.7"], "such as 0.5,0.7,0.9"),
         (["curve", run, "--at", "1.5"], "must be in [0, 1)"),
+        (["curve", run, "--refit", "maybe"], "--refit 'maybe': must be auto, yes, no"),
+        (["compress", run, "--filters", "0.5", "--refit", "True"], "--refit 'True': must be auto, yes, no"),
         (["curve", run, "--kind", "colours"], "unknown kind 'colours'"),
         (["curve", run, "--split", "train"], "must be one of test, validation"),
         (["curve", run, "--device", "cuda:99"], "cuda:99"),

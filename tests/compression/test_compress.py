@@ -121,7 +121,7 @@ def test_the_request_is_in_the_plan():
     assert request["allocation"] == "energy"
     assert request["refit"] is False
     assert compress(network(), rank=0.5, example=X).plan.request["refit"] is False  # nothing to fit to
-    assert compress(network(), rank=0.5, calibration=BATCHES).plan.request["refit"] is True
+    assert compress(network(), rank=0.5, calibration=BATCHES, refit=True).plan.request["refit"] is True
 
 
 def test_in_words():

@@ -24,7 +24,7 @@ def summary(model: torch.nn.Module) -> float:
 @pytest.mark.parametrize("kind", ["filters", "rank", "weights"])
 @pytest.mark.parametrize("form", ["masked", "removed"])
 def test_every_point_equals_the_result_of_compress(kind, form, small_resnet, batches):
-    got = curve(small_resnet, kind, RATIOS, calibration=batches, evaluate=summary, form=form)
+    got = curve(small_resnet, kind, RATIOS, calibration=batches, evaluate=summary, form=form, refit=True)
     assert got.dense == pytest.approx(summary(recalibrate(small_resnet, batches)))
     for point, ratio in zip(got.points, RATIOS, strict=True):
         how = {kind: ratio, **({"form": form} if kind == "filters" else {})}
@@ -32,6 +32,7 @@ def test_every_point_equals_the_result_of_compress(kind, form, small_resnet, bat
         fitted = compress(small_resnet, calibration=batches, refit=True, **how)
         assert point.plain == pytest.approx(summary(plain.model), rel=1e-4)
         assert point.refit == pytest.approx(summary(fitted.model), rel=1e-3)
+        assert (point.chosen, point.metric, point.agreements) == ("refit", point.refit, None)
         assert (point.costs is None) == (form == "masked")
         if form == "removed":
             assert point.costs == plain.costs

@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_copied():
     [
         ({"filters": 0.5, "by": "rank"}, "by='rank' names the kinds to remove for a target=; give target= too"),
         ({"rank": 0.5, "form": "masked"}, "form='masked' removes filters, neurons or heads; give one of them"),
-        ({"filters": 0.5, "refit": "yes"}, "refit='yes': must be True or False"),
+        ({"filters": 0.5, "refit": "yes"}, "refit='yes': must be True, False or \"auto\""),
         ({"filters": 0.5, "include": 3}, "include and exclude take names with * and ?, or a list of them, got 3"),
         ({"target": "latency=0.5", "by": "weights"}, "zeros stay in place, so latency cannot fall; use bytes="),
         ({"target": "params=0.5", "form": "masked"}, "cannot fall; use bytes=, or form='removed'"),
@@ -199,7 +199,7 @@ def test_an_empty_batch(empty):
         compress(cnn(), filters=0.5, calibration=empty)
 
 
-@pytest.mark.parametrize("refit, batches", [(False, 3), (True, 4), (True, 3)])
+@pytest.mark.parametrize("refit, batches", [(False, 3), (True, 4), (True, 3), ("auto", 4), ("auto", 3)])
 def test_activations_that_are_not_finite(refit, batches):
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():

@@ -60,7 +60,7 @@ def test_a_mistyped_keyword_is_refused_in_one_line(function, typo, meant, tmp_pa
         ("form", "deleted", "form='deleted': there are removed, masked"),
         ("score", "l3", "score='l3': there are l1, l2, bn, activation"),
         ("allocation", "fair", "allocation='fair': there are uniform, global, energy, worst, sensitivity"),
-        ("refit", 1, "refit=1: must be True or False"),
+        ("refit", 1, r'refit=1: must be True, False or "auto"'),
         ("round_to", 0, "round_to=0: must be a whole number of at least 1"),
         ("exclude", 3, r"include and exclude take names with \* and \?, or a list of them, got 3"),
         ("progress", 3, r"progress must be True, False or a function of \(done, total, layer name\), got 3"),

@@ -47,7 +47,7 @@ class Normalised(nn.Module):
         return self.o(torch.relu(self.b(h / h.square().mean().sqrt())))
 
 
-@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize("refit", [False, True, "auto"])
 def test_the_search_continues_after_a_model_that_is_too_small(refit):
     def correct(net: nn.Module) -> float:
         with torch.no_grad():

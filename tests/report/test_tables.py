@@ -11,6 +11,7 @@ from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, wr
 from sparsefw.report import ReportError, Table, ratio_table, read_runs, runs_table
 from sparsefw.report.families import families
 from sparsefw.report.series import NBSP, compared, headline, kinds_of, refit_sentence
+from sparsefw.report.sizes import sizes_header, sizes_rows
 from sparsefw.runfolder.schema import SweepJob
 
 
@@ -222,3 +223,21 @@ def test_what_cannot_be_compared(tmp_path):
     write_run(tmp_path / "iou", {"name": "other"}, curve(**SGD, metric="mean_iou"))
     with pytest.raises(ReportError, match="do not belong in one comparison"):
         ratio_table(read_runs([tmp_path])[0], "filters", "removed")
+
+
+def test_the_chosen_recovery_has_a_column_where_it_was_recorded(tmp_path):
+    """compress takes it, so that it stands beside the command."""
+    content = curve(**SPARSE)
+    for point, chosen in zip(content["points"], ["plain", "plain", "plain", "refit", "refit"], strict=True):
+        point["chosen"] = chosen
+    write_run(tmp_path / "sgd", None, curve(**SGD), name="sgd")
+    write_run(tmp_path / "sparse", {"name": "sparsefw", "kind": "filters"}, content, name="sparse")
+    runs, _ = read_runs([tmp_path])
+    comparison = compared(runs, "filters", "removed")
+    assert sizes_header(comparison)[:4] == ("method", "plain", "refit", "chosen")
+    rows = {ratio: {row[0]: row[1:4] for row in rows} for ratio, rows in sizes_rows(comparison, runs).items()}
+    (sparse,) = [name for name in rows[0.5] if name != "SGD"]
+    assert rows[0.7][sparse] == ("96.22", "95.97", "96.22")
+    assert rows[0.9][sparse] == ("59.19", "90.93", "90.93")
+    assert rows[0.9]["SGD"] == ("17.63", "80.10", "-")
+    assert "chosen" not in sizes_header(compared([run for run in runs if run.name == "sgd"], "filters", "removed"))

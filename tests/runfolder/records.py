@@ -73,7 +73,7 @@ CURVE = CurveRecord(
     dense=58.0,
     size=Size(100.0, 1000.0, 400.0, 2.0),
     points=(
-        RecordedPoint(0.5, 50.0, 55.0, Size(50.0, 300.0, 200.0, 1.0), 0.3),
+        RecordedPoint(0.5, 50.0, 55.0, Size(50.0, 300.0, 200.0, 1.0), 0.3, "refit"),
         RecordedPoint(0.9, 10.0, None, Size(), 0.8),
     ),
 )

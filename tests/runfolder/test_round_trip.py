@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,17 @@ import torch
 
 from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS, MODEL, REQUEST, RESULT, SPECTRA
 from sparsefw import runfolder
-from sparsefw.runfolder import EpochWriter, RetrainingPaths, RunPaths, RunStatus, RunWriter, Split, find_runs, read_run
+from sparsefw.runfolder import (
+    EpochWriter,
+    RetrainingPaths,
+    RunFolderError,
+    RunPaths,
+    RunStatus,
+    RunWriter,
+    Split,
+    find_runs,
+    read_run,
+)
 from sparsefw.runfolder.files import MARKS, NAMES, is_declared
 from sparsefw.runfolder.read import (
     read_config,
@@ -140,3 +151,36 @@ def test_runs_are_found_at_any_depth_and_not_inside_of_runs(tmp_path):
         RunWriter(tmp_path / name).begin(CONFIG, FACTS, ENVIRONMENT)
     RunWriter(tmp_path / "a" / "small").begin(CONFIG, FACTS, ENVIRONMENT)
     assert find_runs(tmp_path) == [tmp_path / "a", tmp_path / "b" / "deep"]
+
+
+def test_curves_of_earlier_versions_have_no_choice(tmp_path):
+    """Without `chosen` and `refit` in the file: nothing was chosen, and everything was refitted."""
+    writer = RunWriter(tmp_path)
+    writer.curve(CURVE)
+    file = writer.paths.curve(CURVE.kind, CURVE.form)
+    content = json.loads(file.read_text())
+    del content["refit"]
+    for point in content["points"]:
+        del point["chosen"]
+    file.write_text(json.dumps(content))
+    read = read_curve(tmp_path, CURVE.kind, CURVE.form)
+    assert read.settings.refit is True
+    assert [point.chosen for point in read.points] == [None, None]
+    assert [point.metric for point in read.points] == [None, None]
+
+
+@pytest.mark.parametrize("damage", [{"chosen": "both"}, {"chosen": 1}, {"chosen": ["refit"]}])
+def test_an_unknown_choice_is_damage(tmp_path, damage):
+    writer = RunWriter(tmp_path)
+    writer.curve(CURVE)
+    file = writer.paths.curve(CURVE.kind, CURVE.form)
+    content = json.loads(file.read_text())
+    content["points"][0] |= damage
+    file.write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match="is not one of None, plain, refit"):
+        read_curve(tmp_path, CURVE.kind, CURVE.form)
+
+
+@pytest.mark.parametrize("chosen, metric", [("plain", 50.0), ("refit", 55.0), (None, None)])
+def test_the_metric_of_a_point_is_that_of_the_choice(chosen, metric):
+    assert replace(CURVE.points[0], chosen=chosen).metric == metric

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sparsefw.recovery_words import AUTO
+
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that `sparsefw train` wrote.")]
 DataOption = Annotated[
     Path | None,
@@ -57,6 +59,25 @@ CalibrationOption = Annotated[
         help="Number of training images, used without labels, that calibrate the network. Default: the recipe's."
     ),
 ]
+RefitOption = Annotated[
+    str,
+    typer.Option(
+        help="Fit the remaining weights to the whole network, in closed form: yes, no, or auto, whichever follows its outputs "
+        "better on calibration images that are held out from the fit."
+    ),
+]
+REFITS: dict[str, bool | str] = {AUTO: AUTO, "yes": True, "no": False}
+
+
+def parse_refit(text: str) -> bool | str:
+    """Return the setting for a value of --refit.
+
+    >>> parse_refit("yes"), parse_refit("auto")
+    (True, 'auto')
+    """
+    if text not in REFITS:
+        raise ValueError(f"--refit {text!r}: must be {', '.join(REFITS)}")
+    return REFITS[text]
 
 
 def parse_numbers(text: str | None, option: str) -> list[float] | None:

@@ -17,6 +17,7 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import Latency, measure, repeated
 from sparsefw.compression.pipeline import Pipeline
 from sparsefw.compression.recovery.calibration import run
+from sparsefw.compression.recovery.choice import recovery_in_words
 from sparsefw.compression.settings import (
     MASKED,
     REMOVED,
@@ -103,6 +104,7 @@ class Compressed:
             ("bytes", self.dense.bytes, self.costs.bytes),
         ):
             lines.append(f"{name:11} {before:>14,} -> {after:>14,}  ({_percent(after / max(before, 1))})")
+        lines += recovery_in_words(request.get("recovery", {}))
         return "\n".join([*lines, *in_words(self.plan.untouched)])
 
 
@@ -157,11 +159,13 @@ def compress(
             its own units, from the dense model's with recomputed statistics.
         by: The kinds to remove for a target: "filters" (default), "rank", "weights", or several.
         evaluate: The metric for a target drop=, a function from a model to a number; larger is better.
-        calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, with refit=True,
-            the remaining weights are fitted in closed form to what the dense network computes.
+        calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, if refit is
+            chosen, the remaining weights are fitted in closed form to what the dense network computes.
         example: An input with a batch axis (a tensor, a tuple of positional or a dict of keyword arguments); default: two items
             of the calibration.
-        refit: Fit the remaining weights to the dense network.
+        refit: Fit the remaining weights to the dense network: True, False, or "auto", which tries both and takes the one whose
+            outputs follow the dense network's better on a quarter of the calibration inputs, held out from the fit. Fitting
+            helps networks that were not trained to be cut, and harms many that were.
         form: "removed": physically smaller; "masked": zeroed in place.
         score: Which channels go first, those with the smallest: "l1" (default, the paper's), "l2", "bn", "activation".
         allocation: How much each layer loses: "uniform" (default; for weights "global"), "global", "energy", "worst",
@@ -198,7 +202,7 @@ def compress(
         "score": settings.score or FILTERS.score,
         "allocation": settings.allocation,
         "round_to": settings.round_to,
-        "refit": bool(settings.refit and calibration is not None),
+        "refit": bool(settings.refit and calibration is not None),  # "auto" is replaced by what was chosen
     }
     if goal is not None:
         level = find_level(pipeline, goal, amounts, driven, evaluate)

@@ -16,7 +16,10 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.reasons import Reason
+from sparsefw.compression.recovery.agreement import WORST
 from sparsefw.compression.recovery.calibration import NotFiniteError
+from sparsefw.compression.recovery.choice import Choice, Judge
 from sparsefw.compression.settings import (
     MASKED,
     REMOVED,
@@ -27,16 +30,18 @@ from sparsefw.compression.settings import (
 )
 from sparsefw.compression.structure.layers import as_matrices, is_layer, weight_of
 from sparsefw.kinds import Kind, kind_of
+from sparsefw.recovery_words import PLAIN, REFIT
 
 
 @dataclass(frozen=True)
 class CurvePoint:
     """One size.
 
-    ratio      the fraction removed
-    plain      the metric with recomputed BatchNorm statistics only
-    refit      the metric with weights fitted in closed form; None if that was not asked for
-    distance   ||W - C(W)|| / ||W||
+    ratio        the fraction removed
+    plain        the metric with recomputed BatchNorm statistics only
+    refit        the metric with weights fitted in closed form; None if that was not asked for
+    distance     ||W - C(W)|| / ||W||
+    agreements   with refit="auto": how well both follow the dense network on held-out inputs; None if that was not measured
     """
 
     ratio: float
@@ -45,11 +50,27 @@ class CurvePoint:
     distance: float
     costs: Costs | None = None
     milliseconds: float | None = None
+    agreements: Choice | None = None
+
+    @property
+    def chosen(self) -> str:
+        """The recovery that compress would return: "plain" or "refit"."""
+        if self.agreements is not None:
+            return self.agreements.chosen
+        return PLAIN if self.refit is None else REFIT
+
+    @property
+    def metric(self) -> float:
+        """The metric with the chosen recovery."""
+        return self.refit if self.chosen == REFIT and self.refit is not None else self.plain
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of the dense model, with recomputed statistics, and at every ratio. Masked curves have no sizes."""
+    """The metric of the dense model, with recomputed statistics, and at every ratio. Masked curves have no sizes.
+
+    notes   say why no recovery could be chosen
+    """
 
     kind: str
     form: str
@@ -57,23 +78,27 @@ class Curve:
     dense_costs: Costs
     dense_milliseconds: float | None
     points: tuple[CurvePoint, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sized = self.form == REMOVED
         timed = self.dense_milliseconds is not None
-        header = f"{self.kind + ' removed':>16}  {'plain':>7}  {'refit':>7}  {'distance':>8}"
+        chooses = any(point.agreements is not None for point in self.points)
+        header = f"{self.kind + ' removed':>16}  {'plain':>7}  {'refit':>7}{'  chosen' * chooses}  {'distance':>8}"
         header += "  parameters        MACs       bytes" * sized + "        ms" * timed
         dense_sizes = _sizes(self.dense_costs, self.dense_milliseconds, sized)
-        lines = [header, f"{'dense':>16}  {self.dense:7.2f}" + " " * 19 + dense_sizes]
+        lines = [header, f"{'dense':>16}  {self.dense:7.2f}" + " " * (19 + 8 * chooses) + dense_sizes]
         for point in self.points:
             refit = f"{point.refit:7.2f}" if point.refit is not None else "      -"
             sizes = _sizes(point.costs, point.milliseconds, sized)
             share = f"{100 * point.ratio:.3g}%"
-            lines.append(f"{share:>16}  {point.plain:7.2f}  {refit}  {point.distance:8.3f}{sizes}")
-        return "\n".join(line.rstrip() for line in lines)
+            chosen = f"  {point.chosen:>6}" * chooses
+            lines.append(f"{share:>16}  {point.plain:7.2f}  {refit}{chosen}  {point.distance:8.3f}{sizes}")
+        return "\n".join(line.rstrip() for line in (*lines, *self.notes))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        points = [{**asdict(point), "chosen": point.chosen} for point in self.points]
+        return {**asdict(self), "points": points}
 
 
 def _sizes(size: Costs | None, milliseconds: float | None, sized: bool) -> str:
@@ -108,7 +133,8 @@ def curve(
             "removed" also gives sizes.
 
     Returns:
-        The metric of the dense model and at every fraction, plain and refit. str() of it is a table.
+        The metric of the dense model and at every fraction: plain, refit, and which of them compress would choose. str() of it
+        is a table.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> sizes = curve(
@@ -130,12 +156,17 @@ def curve(
     dense_metric = metric.of_dense(copy.deepcopy(dense))
     stage = pipeline.stage(kind, dense)
     counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    judge = pipeline.judge if isinstance(pipeline.judge, Judge) else None
     points = []
+    agreements = []  # of plain
     for ratio, kept in zip(ratios, counts, strict=True):  # one at a time: a plain model is evaluated and dropped
         cut = stage.cut(kept)
         lost = distance(dense, cut.model)
+        agreements.append(WORST)
         try:
             pipeline.recover(dense, [cut], refit=False)
+            if judge is not None:
+                agreements[-1] = judge.agreement(cut.model)
             value = metric(cut.model)
         except NotFiniteError:
             value = math.nan  # too few units are left to compute finite outputs
@@ -144,10 +175,15 @@ def curve(
         points.append(CurvePoint(ratio, value, None, lost, size, milliseconds))
     if settings.refit:
         cuts = [stage.cut(kept) for kept in counts]
-        pipeline.recover(dense, cuts, refit=True)
-        points = [replace(point, refit=metric(cut.model)) for point, cut in zip(points, cuts, strict=True)]
+        pipeline.recover(dense, cuts, refit=True, fitting=None if judge is None else judge.fitting)
+        for i, cut in enumerate(cuts):
+            choice = None if judge is None else judge.choice(agreements[i], judge.agreement(cut.model))
+            points[i] = replace(points[i], refit=metric(cut.model), agreements=choice)
     dense_milliseconds = measure(dense, example).median if latency else None
-    return Curve(kind.name, settings.form, dense_metric, costs(dense, example), dense_milliseconds, tuple(points))
+    notes = (f"note: {pipeline.judge}",) if isinstance(pipeline.judge, Reason) else ()
+    return Curve(
+        kind.name, settings.form, dense_metric, costs(dense, example), dense_milliseconds, tuple(points), notes
+    )
 
 
 def distance(dense: nn.Module, small: nn.Module) -> float:

@@ -6,6 +6,7 @@ then for every kind that is asked for, each on the result of the one before:
     counts     how many of them stay, for a ratio                         allocate.py
     cut        a copy without the others                                  structure/
     recover    weights fitted in closed form, or moments; statistics      recovery/
+    choose     which of the two follows the whole network better          recovery/choice.py
 
 A target such as params=0.3 is a search for the ratio, around all of this: target.py.
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +27,11 @@ from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Plan, Unfuse, Untouched
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
 from sparsefw.compression.progress import shown
-from sparsefw.compression.reasons import Cause, because
+from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.recovery.agreement import WORST
 from sparsefw.compression.recovery.batchnorm import recalibrate_
-from sparsefw.compression.recovery.calibration import Calibration, device_of, run
+from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, device_of, run
+from sparsefw.compression.recovery.choice import Choice, Judge, judge_of
 from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
@@ -34,6 +39,7 @@ from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.attention import heads_of, plain_attention
 from sparsefw.compression.structure.layers import evaluating, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
+from sparsefw.recovery_words import AUTO, REFIT
 from sparsefw.text import first_line
 
 
@@ -89,21 +95,27 @@ class Pipeline:
         removed = dict.fromkeys(amounts, 0.0)
         edits: list[Edit] = []
         untouched: list[Untouched] = []
+        choices: dict[str, Choice] = {}
         for kind in in_order(kind for kind, amount in amounts.items() if amount):
             stage = self.stage(kind, model, frozenset(amounts) - {kind})
             counts = self.counts(stage, amounts[kind])
-            cut = stage.cut(counts)
             removed[kind] = stage.removed_share(counts)
-            edits += cut.edits
-            untouched += [entry for entry in cut.untouched if entry not in untouched]
             if recovering:
-                notes = self.recover(model, [cut])
-                untouched += [entry for entry in notes if entry not in untouched]
+                cut, notes, choice = self._recovered(model, stage, counts)
+                choices |= {kind.name: choice} if choice else {}
+            else:
+                cut, notes = stage.cut(counts), []
+            edits += cut.edits
+            untouched += [entry for entry in (*cut.untouched, *notes) if entry not in untouched]
             model = cut.model
         if edits:
             untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
         shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
-        plan = Plan((*self.unfused, *edits), tuple(untouched), {"removed": shares})
+        request: dict[str, Any] = {"removed": shares}
+        if choices:
+            request |= {"refit": any(choice.chosen == REFIT for choice in choices.values())}
+            request |= {"recovery": {name: choice.to_json() for name, choice in choices.items()}}
+        plan = Plan((*self.unfused, *edits), tuple(untouched), request)
         return copy.deepcopy(model) if model is self.dense else model, plan
 
     def stage(self, kind: Kind, model: nn.Module, others: frozenset[Kind] = frozenset()) -> Stage:
@@ -133,10 +145,58 @@ class Pipeline:
         level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, largest) - 1e-9)
         return stage.counts(1.0 if level is None else level)
 
-    def recover(self, dense: nn.Module, cuts: Sequence[CutNetwork], refit: bool | None = None) -> list[Untouched]:
-        """Recover cuts of one model, in place; return notes. `refit` overrides the setting."""
-        fitting = self.settings.refit if refit is None else refit
-        return recover(dense, cuts, self.example, self.calibration, fitting, self.progress)
+    @functools.cached_property
+    def judge(self) -> Judge | Reason | None:
+        """What chooses the recovery, or the reason why nothing can; None if there is no choice to make."""
+        if self.settings.refit != AUTO or self.calibration is None:
+            return None
+        return judge_of(self.dense, self.calibration)
+
+    def recover(
+        self,
+        dense: nn.Module,
+        cuts: Sequence[CutNetwork],
+        refit: bool | None = None,
+        fitting: Iterable[Any] | None = None,
+    ) -> list[Untouched]:
+        """Recover cuts of one model, in place; return notes.
+
+        Args:
+            dense: The model that they were cut from.
+            cuts: The cuts.
+            refit: None: as the settings say; where these leave it open, the weights are fitted.
+            fitting: The inputs to fit weights on; None: all.
+        """
+        refit = bool(self.settings.refit) if refit is None else refit
+        notes = recover(dense, cuts, self.example, self.calibration, refit, self.progress, fitting)
+        if refit and isinstance(self.judge, Reason):
+            notes.append(Untouched.because("calibration", self.judge))
+        return notes
+
+    def _recovered(
+        self, model: nn.Module, stage: Stage, counts: list[int]
+    ) -> tuple[CutNetwork, list[Untouched], Choice | None]:
+        """Cut and recover; return the cut, notes and, if there was one, the choice between two recoveries."""
+        judge = self.judge
+        if not isinstance(judge, Judge):
+            cut = stage.cut(counts)
+            return cut, self.recover(model, [cut]), None
+        cuts: list[CutNetwork] = []
+        notes: list[list[Untouched]] = []
+        agreements: list[float] = []
+        for refit in (False, True):
+            cuts.append(stage.cut(counts))
+            try:
+                notes.append(self.recover(model, cuts[-1:], refit, judge.fitting))
+                agreements.append(judge.agreement(cuts[-1].model))
+            except NotFiniteError:
+                if agreements == [WORST]:
+                    raise
+                notes.append([])
+                agreements.append(WORST)
+        choice = judge.choice(*agreements)
+        chosen = choice.chosen == REFIT
+        return cuts[chosen], notes[chosen], choice
 
 
 def _check_model(model: nn.Module) -> None:

@@ -75,6 +75,14 @@ class Cause(Enum):
         NOTE,
     )
     FEW_INPUTS = "only {count} inputs, too few to fit weights and statistics well: give some hundred", NOTE
+    NOT_JUDGED_FEW = (
+        "refitted without asking whether plain would be better: {count} inputs can be held out, give some hundred",
+        NOTE,
+    )
+    NOT_JUDGED = (
+        "refitted without asking whether plain would be better: the outputs of part of a batch cannot be compared",
+        NOTE,
+    )
     NOT_FITTED_CALLED_TWICE = "not fitted: used more than once", NOTE
     NOT_FITTED_SHARED = "not fitted: shares its weight", NOTE
     NOT_FITTED_OWN_FORWARD = "not fitted: has a custom forward or hooks", NOTE

@@ -15,6 +15,7 @@ from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.progress import Progress, check_progress
 from sparsefw.compression.score import SCORES
 from sparsefw.compression.structure.layers import is_chosen
+from sparsefw.recovery_words import AUTO
 from sparsefw.scalars import is_int
 from sparsefw.text import did_you_mean
 
@@ -46,7 +47,7 @@ class Settings:
 
     calibration: Iterable[Any] | None = None
     example: Any = None
-    refit: bool = True
+    refit: bool | str = AUTO
     form: str = REMOVED
     score: str | None = None
     allocation: str | None = None
@@ -56,8 +57,8 @@ class Settings:
     progress: Progress | bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.refit, bool):
-            raise ValueError(f"refit={self.refit!r}: must be True or False")
+        if not isinstance(self.refit, bool) and self.refit != AUTO:
+            raise ValueError(f'refit={self.refit!r}: must be True, False or "{AUTO}"')
         if not is_int(self.round_to) or self.round_to < 1:
             raise ValueError(f"round_to={self.round_to!r}: must be a whole number of at least 1")
         _check_choice("form", self.form, FORMS)
@@ -77,7 +78,7 @@ class SettingsKeywords(TypedDict, total=False):
     """The fields of Settings as keyword arguments, for editors and type checkers. (calibration is always spelled out.)"""
 
     example: Any
-    refit: bool
+    refit: bool | str
     form: str
     score: str | None
     allocation: str | None

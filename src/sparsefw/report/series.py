@@ -25,6 +25,7 @@ MOST_RANKED = 4  # methods that a sentence lists
 class Series:
     """The curve of one method: at every ratio, plain, refit (None where it was not measured) and the mean size.
 
+    chosen         the metric with the recovery that was chosen without labels; None where none was
     method         the method in words, with `rule_words`
     method_name    its registered name, such as "sgd"
     rule_words     how its curve was measured, where that differs from the other curves
@@ -48,6 +49,7 @@ class Series:
     ratios: tuple[float, ...]
     plain: tuple[Spread, ...]
     refit: tuple[Spread | None, ...]
+    chosen: tuple[Spread | None, ...]
     sizes: tuple[Size, ...]
 
     def at(self, ratio: float) -> tuple[Spread, Spread | None] | None:
@@ -252,6 +254,7 @@ def _series(method: str, rule_words: tuple[str, ...], group: Sequence[tuple[Run,
     ratios = sorted({point.ratio for curve in curves for point in curve.points})
     points_at = [[point for curve in curves for point in curve.points if point.ratio == ratio] for ratio in ratios]
     refits = [[point.refit for point in points if point.refit is not None] for points in points_at]
+    chosen = [[point.metric for point in points if point.metric is not None] for points in points_at]
     first_run, first_curve = min(group, key=lambda pair: pair[0].seed)
     images = {curve.settings.calibration for curve in curves if curve.settings.calibration is not None}
     return Series(
@@ -269,6 +272,7 @@ def _series(method: str, rule_words: tuple[str, ...], group: Sequence[tuple[Run,
         ratios=tuple(ratios),
         plain=tuple(spread_of([point.plain for point in points]) for points in points_at),
         refit=tuple(spread_of(values) if values else None for values in refits),
+        chosen=tuple(spread_of(values) if values else None for values in chosen),
         sizes=tuple(_mean([point.size for point in points]) for points in points_at),
     )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sparsefw.kinds import kind_of
+from sparsefw.plotting.charts import Spread
+from sparsefw.recovery_words import REFIT
 from sparsefw.report.records import Run
 from sparsefw.report.series import Comparison, Series
 from sparsefw.report.tables import Table, cell_of, shown_ratio
@@ -27,8 +29,13 @@ def sizes_table(comparison: Comparison, runs: Iterable[Run]) -> Table:
 
 def sizes_header(comparison: Comparison) -> tuple[str, ...]:
     """Return the names of the columns of `sizes_rows`."""
-    refit = ("refit",) if _has_refit(comparison) else ()
-    return ("method", "plain", *refit, *(COLUMNS[key] for key in _measured_sizes(comparison)), "command")
+    return (
+        "method",
+        "plain",
+        *_recoveries(comparison),
+        *(COLUMNS[key] for key in _measured_sizes(comparison)),
+        "command",
+    )
 
 
 def sizes_rows(comparison: Comparison, runs: Iterable[Run]) -> dict[float, list[tuple[str, ...]]]:
@@ -57,26 +64,33 @@ def compress_command(run: Run, settings: CurveSettings, kind: str, ratio: float)
 
 
 def _dense_row(series: Series, comparison: Comparison) -> tuple[str, ...]:
-    refit = [""] if _has_refit(comparison) else []
+    others = [""] * len(_recoveries(comparison))
     sizes = [_size(series.dense_size, key, None) for key in _measured_sizes(comparison)]
-    return (comparison.names[series.method], cell_of(series.dense, series), *refit, *sizes, "")
+    return (comparison.names[series.method], cell_of(series.dense, series), *others, *sizes, "")
 
 
 def _row(series: Series, comparison: Comparison, ratio: float, run: Run) -> tuple[str, ...]:
     name = comparison.names[series.method]
     keys = _measured_sizes(comparison)
-    has_refit = _has_refit(comparison)
+    others = _recoveries(comparison)
     if ratio not in series.ratios:
-        return (name, MISSING, *([""] * has_refit), *([""] * len(keys)), "")
+        return (name, MISSING, *([""] * len(others)), *([""] * len(keys)), "")
     i = series.ratios.index(ratio)
-    refit = [cell_of(series.refit[i], series)] if has_refit else []
+    refits = [cell_of(values(series)[i], series) for values in others.values()]
     sizes = [_size(series.sizes[i], key, series.dense_size) for key in keys]
     command = compress_command(run, series.settings, comparison.kind, ratio)
-    return (name, cell_of(series.plain[i], series), *refit, *sizes, command)
+    return (name, cell_of(series.plain[i], series), *refits, *sizes, command)
 
 
-def _has_refit(comparison: Comparison) -> bool:
-    return any(any(series.refit) for series in comparison.series)
+def _recoveries(comparison: Comparison) -> dict[str, Callable[[Series], Sequence[Spread | None]]]:
+    """Return how to read every recovery but plain that was measured of some method, by the name of its column."""
+    columns: dict[str, Callable[[Series], Sequence[Spread | None]]] = {
+        REFIT: lambda series: series.refit,
+        "chosen": lambda series: series.chosen,
+    }
+    return {
+        name: values for name, values in columns.items() if any(any(values(series)) for series in comparison.series)
+    }
 
 
 def _measured_sizes(comparison: Comparison) -> list[str]:

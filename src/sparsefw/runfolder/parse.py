@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsefw.kinds import RANK, kind_of
+from sparsefw.recovery_words import AUTO, PLAIN, REFIT
 from sparsefw.runfolder.schema import (
     SIZES,
     ConstraintFigures,
@@ -139,6 +140,7 @@ def parse_curve(content: Content) -> CurveRecord:
             refit=finite(float(point["refit"])) if point["refit"] is not None else None,
             size=_size(point["costs"], point.get("milliseconds")),
             distance=number(point.get("distance")),
+            chosen=_one_of(point.get("chosen"), (None, PLAIN, REFIT)),
         )
         for point in content["points"]
     ]
@@ -152,7 +154,7 @@ def parse_curve(content: Content) -> CurveRecord:
         score=str(content.get("score", CurveSettings.score)),
         allocation=None if allocation is None else str(allocation),
         calibration=calibration if isinstance(calibration, int) else None,
-        refit=bool(content.get("refit", CurveSettings.refit)),
+        refit=_one_of(content.get("refit", True), (True, False, AUTO)),  # True in files of earlier versions
     )
     return CurveRecord(
         kind=kind_of(content["kind"]).name,
@@ -164,6 +166,12 @@ def parse_curve(content: Content) -> CurveRecord:
         size=_size(content.get("dense_costs"), content.get("dense_milliseconds")),
         points=tuple(sorted(points, key=lambda point: point.ratio)),
     )
+
+
+def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
+    if value not in known:
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, known))}")
+    return value
 
 
 def _size(costs: Content | None, milliseconds: Any) -> Size:

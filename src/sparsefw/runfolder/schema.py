@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from sparsefw.recovery_words import AUTO, REFIT
+
 Figures = Mapping[str, float]  # the metrics of a task by name, such as "loss" and "accuracy"
 
 
@@ -236,23 +238,38 @@ SIZES = tuple(f.name for f in fields(Size))
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """Settings that the figures of a curve depend on. calibration: number of images, None where it was not recorded."""
+    """Settings that the figures of a curve depend on.
+
+    calibration   number of images; None where it was not recorded
+    refit         whether weights were fitted; "auto": at every ratio, the better of both was chosen
+    """
 
     score: str = "l1"
     allocation: str | None = None
     calibration: int | None = None
-    refit: bool = True
+    refit: bool | str = AUTO
 
 
 @dataclass(frozen=True)
 class RecordedPoint:
-    """A curve at one ratio. plain: nan if too much is removed to compute finite outputs; refit: None if nothing was refitted."""
+    """A curve at one ratio.
+
+    plain    nan if too much is removed to compute finite outputs
+    refit    None if nothing was refitted
+    chosen   "plain" or "refit", whichever follows the dense network better without labels; None if that was not asked for
+    """
 
     ratio: float
     plain: float
     refit: float | None
     size: Size = field(default_factory=Size)
     distance: float | None = None
+    chosen: str | None = None
+
+    @property
+    def metric(self) -> float | None:
+        """The metric with the chosen recovery; None if none was chosen."""
+        return None if self.chosen is None else self.refit if self.chosen == REFIT else self.plain
 
 
 @dataclass(frozen=True)
@@ -274,6 +291,7 @@ class CurveRecord:
                 "ratio": point.ratio,
                 "plain": point.plain,
                 "refit": point.refit,
+                "chosen": point.chosen,
                 "distance": point.distance,
                 "costs": _costs(point.size),
                 "milliseconds": point.size.milliseconds,

@@ -135,6 +135,7 @@ def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettin
             refit=point.refit,
             size=_size(point.costs, point.milliseconds),
             distance=point.distance,
+            chosen=None if point.agreements is None else point.chosen,
         )
         for point in measured.points
     )

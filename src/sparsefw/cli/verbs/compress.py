@@ -11,6 +11,7 @@ from sparsefw.cli import options
 from sparsefw.cli.kind_options import parse_amounts, with_option_per_kind
 from sparsefw.cli.output import print_outcome, verb
 from sparsefw.kind_words import KIND_WORDS
+from sparsefw.recovery_words import AUTO
 
 
 @verb
@@ -32,6 +33,7 @@ def compress(
     score: options.ScoreOption = "l1",
     allocation: options.AllocationOption = None,
     round_to: Annotated[int, typer.Option(help="Make channel counts and ranks multiples of this number.")] = 1,
+    refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
     data: options.RunDataOption = None,
@@ -54,16 +56,16 @@ def compress(
     from sparsefw.runfolder import RunPaths
     from sparsefw.train.evaluate_run import TrainedRun
 
-    amounts = parse_amounts(removed, target)
-    trained = TrainedRun.open(run, data, device, trust)
     settings = dict(
         target=target,
         by=None if by is None else by.split(","),
         score=score,
         allocation=allocation,
+        refit=options.parse_refit(refit),
         round_to=round_to,
         calibration=calibration,
         progress=False if quiet else None,
-        **amounts,
+        **parse_amounts(removed, target),
     )
+    trained = TrainedRun.open(run, data, device, trust)
     print_outcome(compress_run(trained, RunPaths(run).small if out is None else out, onnx, settings), json)

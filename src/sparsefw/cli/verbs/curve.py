@@ -9,6 +9,7 @@ import typer
 from sparsefw.cli import options
 from sparsefw.cli.output import print_outcome, verb
 from sparsefw.kind_words import KIND_WORDS
+from sparsefw.recovery_words import AUTO
 
 
 @verb
@@ -26,6 +27,7 @@ def curve(
     split: Annotated[str, typer.Option(help="Images to evaluate on: test or validation.")] = "test",
     score: options.ScoreOption = "l1",
     allocation: options.AllocationOption = None,
+    refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
     latency: Annotated[bool, typer.Option("--latency", help="Also measure milliseconds per call.")] = False,
     data: options.RunDataOption = None,
@@ -46,7 +48,7 @@ def curve(
     from sparsefw.cli.curve_run import curve_run
     from sparsefw.train.evaluate_run import TrainedRun
 
+    settings = dict(score=score, allocation=allocation, refit=options.parse_refit(refit), calibration=calibration)
+    settings |= dict(latency=latency, progress=False if quiet else None)
     trained = TrainedRun.open(run, data, device, trust)
-    settings = dict(score=score, allocation=allocation, calibration=calibration, latency=latency)
-    settings["progress"] = False if quiet else None
     print_outcome(curve_run(trained, run, kind, options.parse_numbers(at, "--at"), form, split, settings), json)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.text import first_line
+
+HELD_OUT = 4  # every 4th input is in the part that is held out
 
 
 class NotFiniteError(ValueError):
@@ -61,6 +64,27 @@ class Calibration:
     def example(self) -> Any:
         """The first one or two items of the first batch: enough to follow shapes."""
         return first_items(next(iter(self)), 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Every fourth input of a calibration, or the three others: of every batch, whatever their order and number.
+
+    Input j of batch b is held out if b + j + 1 is a multiple of 4. Several processes that deal out batches in turn hold out the
+    same inputs as one.
+    """
+
+    calibration: Calibration
+    held_out: bool
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, ranks = rank_of()
+        for number, inputs in enumerate(self.calibration):
+            first = number * ranks + rank
+            places = torch.arange(first, first + batch_size(inputs)) % HELD_OUT == HELD_OUT - 1
+            chosen = places if self.held_out else ~places
+            if bool(chosen.any()):
+                yield _items(inputs, chosen)
 
 
 def _from_the_start(batches: Any) -> Any:
@@ -120,8 +144,18 @@ def batch_size(inputs: Any) -> int:
 
 def first_items(inputs: Any, count: int) -> Any:
     """Return the first items of a batch; tensors without a batch axis, such as a mask that all items share, stay."""
+    return _items(inputs, slice(count))
+
+
+def _items(inputs: Any, which: slice | Tensor) -> Any:
     size = batch_size(inputs)
-    return tree_map(lambda t: t[:count] if isinstance(t, Tensor) and t.ndim and len(t) == size else t, inputs)
+
+    def chosen(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.ndim or len(t) != size:
+            return t
+        return t[which if isinstance(which, slice) else which.to(t.device)]
+
+    return tree_map(chosen, inputs)
 
 
 def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -30,6 +30,7 @@ def recover(
     calibration: Calibration | None,
     refit: bool,
     progress: Progress | None,
+    fitting: Iterable[Any] | None = None,
 ) -> list[Untouched]:
     """Recover all cuts of one dense model, in place; return notes on layers that could not be recovered.
 
@@ -37,9 +38,10 @@ def recover(
         dense: The model that the cuts are made from.
         cuts: The smaller models; the dense model's forward passes are shared between them.
         example: An input that calls every layer.
-        calibration: The inputs to fit on; with None nothing is recovered.
+        calibration: The inputs to recover on; with None nothing is recovered.
         refit: Fit weights to the dense network. Otherwise only moments are matched, in networks without BatchNorm.
         progress: Called before each layer.
+        fitting: The part of the inputs to fit weights on; None: all. BatchNorm statistics are always those of all inputs.
     """
     if calibration is None:
         cause = Cause.NO_CALIBRATION_FOR_NORMS if has_batch_norm(dense) else Cause.NO_CALIBRATION
@@ -53,7 +55,7 @@ def recover(
         def absorbs_offset(name: str) -> bool:
             return name in behind or bias_of(dense.get_submodule(name)) is not None
 
-        fit_to_dense(dense, cuts, order, calibration, absorbs_offset, progress)
+        fit_to_dense(dense, cuts, order, calibration if fitting is None else fitting, absorbs_offset, progress)
     elif changes_weights:
         for cut in cuts:
             match_moments(dense, cut, order, calibration, progress)

@@ -13,7 +13,7 @@ Memory: the sums X X^T and Y X^T per layer in float64, and patches of at most PA
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import batch_statistics
-from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks, rank_of, run
+from sparsefw.compression.recovery.calibration import NotFiniteError, add_over_ranks, rank_of, run
 from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.patches import choose_positions, samples
 from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
@@ -95,7 +95,7 @@ def refit(
     dense: nn.Module,
     cuts: Sequence[CutNetwork],
     order: Sequence[str],
-    calibration: Calibration,
+    calibration: Iterable[Any],
     absorbs_offset: Callable[[str], bool],
     progress: Progress | None = None,
 ) -> None:
@@ -186,7 +186,7 @@ class _ReachedError(Exception):
 
 
 def _collect(
-    dense: nn.Module, cuts: Sequence[CutNetwork], name: str, calibration: Calibration, seed: int
+    dense: nn.Module, cuts: Sequence[CutNetwork], name: str, calibration: Iterable[Any], seed: int
 ) -> list[tuple[Sums, Sums | None]]:
     """Return for each cut the sums of one layer's inputs and dense outputs over the batches: to fit, and held out."""
     layer = dense.get_submodule(name)

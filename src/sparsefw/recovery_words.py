@@ -1,0 +1,5 @@
+"""The words for how a smaller network recovers: in settings, files, tables and --help, which does not import torch."""
+
+PLAIN = "plain"  # BatchNorm statistics are recomputed, or moments matched
+REFIT = "refit"  # the remaining weights are fitted to the dense network as well
+AUTO = "auto"  # refit="auto": the better of the two
