@@ -129,7 +129,7 @@ def curve(
     example = pipeline.example
     dense_metric = metric.of_dense(copy.deepcopy(dense))
     stage = pipeline.stage(kind, dense)
-    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    counts = [stage.counts_for(ratio) for ratio in ratios]
     points = []
     for ratio, kept in zip(ratios, counts, strict=True):  # one at a time: a plain model is evaluated and dropped
         cut = stage.cut(kept)

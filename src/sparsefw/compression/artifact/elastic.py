@@ -93,7 +93,7 @@ def save_elastic(
     pipeline = Pipeline(model, settings)
     dense = pipeline.dense
     stage = pipeline.stage(kind, dense)
-    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    counts = [stage.counts_for(ratio) for ratio in ratios]
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         write_tensors(aside / "model.safetensors", unique_tensors(dense))
         points = []
