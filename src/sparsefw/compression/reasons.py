@@ -75,6 +75,9 @@ class Cause(Enum):
         NOTE,
     )
     FEW_INPUTS = "only {count} inputs, too few to fit weights and statistics well: give some hundred", NOTE
+    STATISTICS_BETWEEN = "interpolated between those stored for the ratios {larger} and {smaller}", NOTE
+    STATISTICS_OF_LARGER = "those stored for the ratio {ratio}, the nearest", NOTE
+    MACS_OF_LARGER = "counted at the ratio {ratio}: they depend on more than shapes", NOTE
     NOT_FITTED_CALLED_TWICE = "not fitted: used more than once", NOTE
     NOT_FITTED_SHARED = "not fitted: shares its weight", NOTE
     NOT_FITTED_OWN_FORWARD = "not fitted: has a custom forward or hooks", NOTE
