@@ -1,4 +1,4 @@
-"""The elastic artifact: one folder from which a network is loaded at any size, in less than a second and without data.
+"""The elastic artifact: one folder from which a network is loaded at any size, in about a second and without data.
 
 plan.json               the dense architecture, what belongs together, and for every stored size its costs; small
 model.safetensors       the dense weights, once, and under names that begin with a dot

@@ -120,9 +120,10 @@ def _load_elastic(
         assert goal is not None
         ratio = folder.ratio_for(goal)
     kept = folder.stage.counts_for(ratio)
-    stored = next((point for point in points if point["kept"] == kept), None)
-    if stored is None:
+    same = [point for point in points if point["kept"] == kept]
+    if not same:
         return folder.between(ratio, kept, request.target)
+    stored = min(same, key=lambda point: abs(point["ratio"] - ratio))
     if stored["refit"] is not None and request.refit is None:
         return folder.refit(stored, request.target)
     return folder.plain(stored, request.target)
