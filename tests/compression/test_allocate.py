@@ -99,6 +99,10 @@ class Nothing(Stage):
     def of(cls, request):
         raise NotImplementedError
 
+    @classmethod
+    def restored(cls, kind, model, record):
+        raise NotImplementedError
+
     def edits(self, counts):
         return []
 

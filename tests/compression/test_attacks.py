@@ -194,7 +194,7 @@ def test_files_outside_of_the_folder_are_not_read(tmp_path):
     header = json.loads(path.read_text())
     for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors"), 7):
         for point in header["points"]:
-            point["file"] = name
+            point["refit"]["file"] = name
         path.write_text(json.dumps({**header, "digest": digest_of(header)}))
         with pytest.raises(ArtifactError):
             load(tmp_path / "e", mlp, filters=0.5)

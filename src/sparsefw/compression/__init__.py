@@ -1,9 +1,10 @@
 """Compression: fewer filters, lower rank, fewer weights; physically smaller networks, recovered without retraining."""
 
-from sparsefw.compression.artifact.elastic import load, save_elastic
+from sparsefw.compression.artifact.elastic import save_elastic
 from sparsefw.compression.artifact.export import export_onnx, export_program
 from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.compression.artifact.folder import save
+from sparsefw.compression.artifact.load import load
 from sparsefw.compression.compressed import Compressed, compress
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.curves import Curve, CurvePoint, curve

@@ -155,7 +155,7 @@ def curve(
     example = pipeline.example
     dense_metric = metric.of_dense(copy.deepcopy(dense))
     stage = pipeline.stage(kind, dense)
-    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    counts = [stage.counts_for(ratio) for ratio in ratios]
     judge = pipeline.judge if isinstance(pipeline.judge, Judge) else None
     points = []
     agreements = []  # of plain

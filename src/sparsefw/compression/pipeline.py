@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity, smallest_level
+from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Plan, Unfuse, Untouched
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
@@ -98,7 +98,7 @@ class Pipeline:
         choices: dict[str, Choice] = {}
         for kind in in_order(kind for kind, amount in amounts.items() if amount):
             stage = self.stage(kind, model, frozenset(amounts) - {kind})
-            counts = self.counts(stage, amounts[kind])
+            counts = stage.counts_for(amounts[kind])
             removed[kind] = stage.removed_share(counts)
             if recovering:
                 cut, notes, choice = self._recovered(model, stage, counts)
@@ -136,14 +136,6 @@ class Pipeline:
             inputs = self.example if self.calibration is None else next(iter(self.calibration))
             stage.allocation = measure_sensitivity(stage, inputs)
         return stage
-
-    def counts(self, stage: Stage, ratio: float) -> list[int]:
-        """Return how many units of each set stay if `ratio` of all units are removed."""
-        if stage.has_one_size or isinstance(stage.allocation, stage.by_ratio):
-            return stage.counts(ratio)
-        largest = stage.removed_share(stage.counts(1.0))
-        level = smallest_level(lambda level: stage.removed_share(stage.counts(level)) >= min(ratio, largest) - 1e-9)
-        return stage.counts(1.0 if level is None else level)
 
     @functools.cached_property
     def judge(self) -> Judge | Reason | None:

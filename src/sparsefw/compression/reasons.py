@@ -83,6 +83,9 @@ class Cause(Enum):
         "refitted without asking whether plain would be better: the outputs of part of a batch cannot be compared",
         NOTE,
     )
+    STATISTICS_BETWEEN = "interpolated between those stored for the ratios {larger} and {smaller}", NOTE
+    STATISTICS_OF_LARGER = "those stored for the ratio {ratio}, the nearest", NOTE
+    MACS_OF_LARGER = "counted at the ratio {ratio}: they depend on more than shapes", NOTE
     NOT_FITTED_CALLED_TWICE = "not fitted: used more than once", NOTE
     NOT_FITTED_SHARED = "not fitted: shares its weight", NOTE
     NOT_FITTED_OWN_FORWARD = "not fitted: has a custom forward or hooks", NOTE

@@ -1,66 +1,51 @@
-"""The elastic artifact: one folder from which any of several sizes is loaded, in seconds and without data.
+"""The elastic artifact: one folder from which a network is loaded at any size, in about a second and without data.
 
-plan.json                  one point per size and form: ratio, plan, costs
-model.safetensors          the dense weights; plain points are cut out of them when loaded
-plain-0.7.safetensors      the BatchNorm statistics of a plain point; all weights in networks without BatchNorm
-refit-0.7.safetensors      all weights of a refit point
+plan.json               the dense architecture, what belongs together, and for every stored size its costs; small
+model.safetensors       the dense weights, once, and under names that begin with a dot
+                          .order.*           the magnitudes that order the units: any count is a prefix of that order
+                          .statistics.I.*    of stored size I: BatchNorm statistics of the channels that stay; in networks
+                                             without batch norms, a factor and a bias per channel that stays
+refit-0.7.safetensors   the weights of a size whose remaining weights were fitted, if that was asked for
 """
 
 from __future__ import annotations
 
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
-from sparsefw.compression.amounts import KindAmounts, ratio_of, ratios_of
-from sparsefw.compression.artifact.files import (
-    ArtifactError,
-    check_hashes,
-    digest_of,
-    read_json,
-    read_tensors,
-    replaced_folder,
-    sha256,
-    write_json,
-    write_tensors,
-)
-from sparsefw.compression.artifact.folder import (
-    ONE_SIZE_FORMAT,
-    Constructor,
-    built_from,
-    dense_architecture,
-    fill,
-    is_artifact,
-    load_artifact,
-    loaded,
-    read_plan,
-    reshape,
-    state_of,
-)
-from sparsefw.compression.artifact.packing import pack, unique_tensors, unpack
+from sparsefw.compression.amounts import ratios_of
+from sparsefw.compression.artifact import stage_record
+from sparsefw.compression.artifact.files import digest_of, replaced_folder, sha256, write_json, write_tensors
+from sparsefw.compression.artifact.folder import built_from, is_artifact, state_of
+from sparsefw.compression.artifact.packing import pack, unique_tensors
 from sparsefw.compression.artifact.plan import Plan
-from sparsefw.compression.compressed import Compressed
+from sparsefw.compression.artifact.shapes import countable_shapes
+from sparsefw.compression.artifact.statistics import Statistics
 from sparsefw.compression.cost import costs
+from sparsefw.compression.kinds import Stage
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
-from sparsefw.compression.recovery.batchnorm import has_batch_norm
+from sparsefw.compression.recovery.choice import Judge
 from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.settings import Settings, SettingsKeywords, settings_from, takes_settings
-from sparsefw.compression.target import COSTS, Target
 from sparsefw.environment import environment
-from sparsefw.kinds import FILTERS, Kind, is_pattern, kind_of
+from sparsefw.kinds import FILTERS, Kind, kind_of
+from sparsefw.recovery_words import REFIT
 
 ELASTIC_FORMAT = "sparsefw-elastic"
-SCHEMA = 1
-PLAIN = "plain"
-REFIT = "refit"
-POINT_KEYS = {"ratio", "form", "file", "costs", "metric", "state", "plan"}
+SCHEMA = 2
+WEIGHTS_FILE = "model.safetensors"
+OWN = "."  # no tensor of a network has a name that begins with a dot
+STATISTICS = ".statistics."
+HEADER_KEYS = {"kind", "model", "state", "unfused", "input", "dense", "order", "statistics", "points", "sha256"}
+FORM_KEYS = {"costs", "metric"}
+POINT_KEYS = {"ratio", "kept", "plain", "refit"}
 DEFAULTS = Settings()
 
 
@@ -75,15 +60,18 @@ def save_elastic(
     evaluate: Callable[[nn.Module], float] | None = None,
     **keywords: Unpack[SettingsKeywords],
 ) -> None:
-    """Compress one model to several sizes, plain and refit, and write all of them into one folder.
+    """Write a folder from which `load` cuts the network to any size: the dense weights, and statistics at several ratios.
+
+    Sizes with the dense weights and statistics of their own take hardly any space. Refit sizes store weights of their own: by
+    default only where refit is the better recovery, which it seldom is for networks that were trained over sizes.
 
     Args:
         model: The trained network, which is not changed.
         folder: Where to write. An artifact that is already there is replaced as a whole.
         kind: What to remove, such as "filters".
-        at: The fractions to remove.
+        at: The fractions to remove at which statistics, and refit weights, are stored.
         calibration: Batches, as in compress.
-        evaluate: A function from a model to a number, which is recorded for every size.
+        evaluate: A function from a model to a number, which is recorded for every stored size.
         keywords: Settings, as in compress.
     """
     kind = kind_of(kind)
@@ -92,200 +80,79 @@ def save_elastic(
     settings = settings_from(save_elastic, DEFAULTS, calibration, keywords)
     pipeline = Pipeline(model, settings)
     dense = pipeline.dense
+    state = state_of(dense)
     stage = pipeline.stage(kind, dense)
-    counts = [pipeline.counts(stage, ratio) for ratio in ratios]
+    counts = [stage.counts_for(ratio) for ratio in ratios]
+    points: list[dict[str, Any]] = []
+    layers: dict[str, list[str]] = {}
+    judge = pipeline.judge if isinstance(pipeline.judge, Judge) else None
+    agreements: list[float] = []  # of plain
+    order, tensors = stage_record.to_file(stage.record(settings.form))
+    for i, (ratio, kept) in enumerate(zip(ratios, counts, strict=True)):
+        cut = stage.cut(kept)
+        pipeline.recover(dense, [cut], refit=False)
+        if judge is not None:
+            agreements.append(judge.agreement(cut.model))
+        statistics = Statistics.of_cut(cut)
+        layers = statistics.layers
+        tensors |= {f"{STATISTICS}{i}.{field}": tensor for field, tensor in statistics.to_file().items()}
+        points.append({"ratio": ratio, "kept": kept, "plain": _measured(pipeline, cut, metric), "refit": None})
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
-        write_tensors(aside / "model.safetensors", unique_tensors(dense))
-        points = []
-        for form in (PLAIN, REFIT) if settings.refit else (PLAIN,):
-            cuts = [stage.cut(kept) for kept in counts]
-            pipeline.recover(dense, cuts, refit=form == REFIT)
-            for ratio, cut in zip(ratios, cuts, strict=True):
-                # Matched moments change the weights of networks without BatchNorm, also in plain points.
-                only_statistics = form == PLAIN and has_batch_norm(dense)
-                state = state_of(cut.model)  # before the metric, which may change the mode
-                name = f"{form}-{ratio!r}.safetensors"
-                write_tensors(aside / name, _statistics(cut.model) if only_statistics else _packed(cut.model))
-                point = {
-                    "ratio": ratio,
-                    "form": form,
-                    "file": name,
-                    "costs": asdict(costs(cut.model, pipeline.example)),
-                    "metric": None if metric is None else _finite(metric(cut.model)),
-                    "state": state,
-                    "plan": _plan_of_point(kind, ratio, form, cut).to_json(),
-                }
-                points.append(point)
+        for point, fitted in zip(points, _refitted(pipeline, stage, counts, agreements), strict=True):
+            if fitted is not None:
+                name = f"refit-{point['ratio']!r}.safetensors"
+                write_tensors(aside / name, pack(unique_tensors(fitted.model)))
+                own_state = state_of(fitted.model)  # before the metric, which may change the mode
+                point["refit"] = {"file": name, "state": own_state, **_measured(pipeline, fitted, metric)}
+        write_tensors(aside / WEIGHTS_FILE, {**unique_tensors(dense), **tensors})
         header = {
-            "format": ELASTIC_FORMAT,
-            "schema": SCHEMA,
-            "kind": kind.name,
-            "model": built_from(model),
-            "state": state_of(model),
-            "unfused": Plan(tuple(pipeline.unfused)).to_json(),
-            "dense": asdict(costs(dense, pipeline.example)),
+            **_header(pipeline, kind, state),
+            "order": order,
+            "statistics": layers,
             "points": points,
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
-            **environment(),
         }
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
-def _plan_of_point(kind: Kind, ratio: float, form: str, cut: CutNetwork) -> Plan:
-    arguments = kind.compress_arguments(ratio)
-    return Plan(cut.edits, cut.untouched, {**arguments, "removed": arguments, "by": [], "refit": form == REFIT})
+def _header(pipeline: Pipeline, kind: Kind, state: dict[str, Any]) -> dict[str, Any]:
+    """Return what plan.json says of the dense network."""
+    dense_costs = costs(pipeline.dense, pipeline.example)
+    return {
+        "format": ELASTIC_FORMAT,
+        "schema": SCHEMA,
+        "kind": kind.name,
+        "model": built_from(pipeline.source),
+        "state": state,
+        "unfused": Plan(tuple(pipeline.unfused)).to_json(),
+        "input": countable_shapes(pipeline.dense, pipeline.example, dense_costs.macs),
+        "dense": asdict(dense_costs),
+        **environment(),
+    }
 
 
-def _finite(value: float) -> float | None:
-    """Return the value; None for NaN and inf, which JSON does not have."""
-    return value if math.isfinite(value) else None
-
-
-def _packed(model: nn.Module) -> dict[str, Tensor]:
-    return pack(unique_tensors(model))
-
-
-def _statistics(model: nn.Module) -> dict[str, Tensor]:
-    buffers = dict(model.named_buffers())
-    return {name: tensor for name, tensor in unique_tensors(model).items() if name in buffers}
-
-
-def load(
-    folder: str | os.PathLike[str],
-    constructor: Constructor | None = None,
-    *,
-    target: str | None = None,
-    refit: bool | None = None,
-    **removed: Unpack[KindAmounts],
-) -> Compressed:
-    """Return the model in an artifact.
+def _refitted(
+    pipeline: Pipeline, stage: Stage, counts: Sequence[Sequence[int]], agreements: Sequence[float]
+) -> Sequence[CutNetwork | None]:
+    """Return the network of every size that gets weights of its own; None for sizes that are plain only.
 
     Args:
-        folder: The artifact of save or save_elastic.
-        constructor: A function that builds the dense network; None: the model registry builds it by name.
-        target: From an elastic artifact: load the largest size that meets a target such as "params=0.3".
-        refit: From an elastic artifact: load refit sizes (True) or plain ones (False); None: refit ones if there are any.
-        removed: From an elastic artifact: load the size nearest to, for example, filters=0.7.
+        agreements: of the plain sizes, where the better recovery is to be chosen.
     """
-    path = Path(folder)
-    try:
-        wanted = dict(_wanted_size(word, amount) for word, amount in removed.items() if amount is not None)
-    except ValueError as error:
-        raise ArtifactError(str(error)) from None
-    header = _header(path)
-    for _ in range(10):
-        try:
-            if header["format"] == ELASTIC_FORMAT:
-                point = _choose(path, header, wanted, target, refit)
-                small = _load_point(path, header, constructor, point)
-            elif wanted or target is not None:
-                raise ArtifactError(f"{path} holds one size only; sizes can be chosen from an elastic artifact")
-            else:
-                small = load_artifact(path, header, constructor)
-        except ArtifactError:
-            newer = _header(path)
-            if newer == header:
-                raise
-        else:
-            newer = _header(path) if (path / "plan.json").exists() else header
-            if newer == header:
-                return small
-        header = newer  # another process has just saved here: the files may be of two artifacts
-    raise ArtifactError(f"{path} is being rewritten by another process; load it when that process has finished")
+    if not pipeline.settings.refit:
+        return [None] * len(counts)
+    cuts = [stage.cut(kept) for kept in counts]
+    judge = pipeline.judge
+    if not isinstance(judge, Judge):
+        pipeline.recover(pipeline.dense, cuts, refit=True)
+        return cuts
+    pipeline.recover(pipeline.dense, cuts, refit=True, fitting=judge.fitting)
+    choices = [judge.choice(plain, judge.agreement(cut.model)) for plain, cut in zip(agreements, cuts, strict=True)]
+    return [cut if choice.chosen == REFIT else None for choice, cut in zip(choices, cuts, strict=True)]
 
 
-def _wanted_size(word: str, amount: Any) -> tuple[str, float]:
-    """Return the name of a kind and the ratio that is asked for; weights="2:4" is the one ratio of the kind 2:4."""
-    if isinstance(amount, str) and is_pattern(amount):
-        pattern = kind_of(amount)
-        assert pattern.only_ratio is not None
-        return pattern.name, pattern.only_ratio
-    return kind_of(word).name, ratio_of(word, amount)
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Return the content of plan.json, checked."""
-    header = read_json(path / "plan.json")
-    if not isinstance(header, dict) or header.get("format") not in (ONE_SIZE_FORMAT, ELASTIC_FORMAT):
-        raise ArtifactError(f"{path / 'plan.json'} is not a sparsefw artifact")
-    if header.get("schema") != SCHEMA:
-        raise ArtifactError(
-            f"{path}: schema {header.get('schema')!r} is not the one that this version reads ({SCHEMA})"
-        )
-    if header.get("digest") != digest_of(header):
-        raise ArtifactError(f"{path / 'plan.json'} is damaged or was edited: its digest is not the one that was saved")
-    return header
-
-
-def _choose(
-    path: Path, header: Mapping[str, Any], wanted: Mapping[str, float], target: str | None, refit: bool | None
-) -> Mapping[str, Any]:
-    """Return the point to load."""
-    kind = header.get("kind")
-    points = _points(path, header, refit)
-    offered = ", ".join(f"{point['ratio']:g}" for point in points)
-    if (target is None) == (not wanted) or len(wanted) > 1 or (wanted and kind not in wanted):
-        raise ArtifactError(
-            f"{path} offers {kind} = {offered}: ask for one of them, or for a target such as 'params=0.3'"
-        )
-    if target is not None:
-        return _largest_that_meets(path, header, points, target)
-    ratio = wanted[str(kind)]
-    nearest = min(points, key=lambda point: abs(point["ratio"] - ratio))
-    if abs(nearest["ratio"] - ratio) > 1e-9:
-        warnings.warn(f"{kind}={ratio:g} is not stored; the nearest of {offered} is {nearest['ratio']:g}", stacklevel=3)
-    return nearest
-
-
-def _points(path: Path, header: Mapping[str, Any], refit: bool | None) -> list[Mapping[str, Any]]:
-    """Return the stored points of one form: refit ones, or plain ones."""
-    points = header.get("points")
-    if not isinstance(points, list) or not points:
-        raise ArtifactError(f"{path / 'plan.json'} lists no points")
-    if not all(isinstance(point, dict) and set(point) >= POINT_KEYS for point in points):
-        raise ArtifactError(f"{path / 'plan.json'} lists no points")
-    wants_refit = any(point["form"] == REFIT for point in points) if refit is None else refit
-    form = REFIT if wants_refit else PLAIN
-    of_form = [point for point in points if point["form"] == form]
-    if not of_form:
-        raise ArtifactError(f"{path} has no {form} points")
-    return of_form
-
-
-def _largest_that_meets(
-    path: Path, header: Mapping[str, Any], points: Sequence[Mapping[str, Any]], target: str
-) -> Mapping[str, Any]:
-    goal = Target.parse(target)
-    if goal.metric not in COSTS:
-        raise ArtifactError(f"target {target!r}: an elastic artifact can be loaded by {', '.join(COSTS)}")
-    cost = COSTS[goal.metric]
-    dense = header["dense"][cost]
-    small_enough = [point for point in points if point["costs"][cost] <= goal.value * dense]
-    if not small_enough:
-        least = min(point["costs"][cost] for point in points) / dense
-        raise ArtifactError(f"{path}: no stored point has {target}; the smallest is {goal.metric}={least:.4g}")
-    return max(small_enough, key=lambda point: point["costs"][cost])
-
-
-def _load_point(
-    path: Path, header: Mapping[str, Any], constructor: Constructor | None, point: Mapping[str, Any]
-) -> Compressed:
-    is_plain = point["form"] == PLAIN
-    needed = [point["file"], "model.safetensors"] if is_plain else [point["file"]]
-    check_hashes(path, header.get("sha256"), needed)
-    plan = read_plan(path, point["plan"])
-    model = dense_architecture(path, header.get("model"), constructor)
-    reshape(path, read_plan(path, header["unfused"]), model)
-    tensors = unpack(read_tensors(path / point["file"]))
-    if is_plain:
-        fill(path, model, read_tensors(path / "model.safetensors"), header.get("state"))
-        plan.apply(model)
-        tensors = {**unique_tensors(model), **tensors}
-    else:
-        reshape(path, plan, model)
-    fill(path, model, tensors, point["state"])
-    certificate = {
-        "costs": {"dense": header["dense"], "compressed": point["costs"]},
-        "metrics": {"compressed": point["metric"]},
-    }
-    return loaded(path, model, plan, certificate)
+def _measured(pipeline: Pipeline, cut: CutNetwork, metric: Metric | None) -> dict[str, Any]:
+    """Return the costs and the metric of a size; None for a metric of NaN or inf, which JSON does not have."""
+    value = None if metric is None else metric(cut.model)
+    finite = value is not None and math.isfinite(value)
+    return {"costs": asdict(costs(cut.model, pipeline.example)), "metric": value if finite else None}

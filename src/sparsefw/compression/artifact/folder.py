@@ -9,9 +9,10 @@ model.pt2            on request: a torch.export program
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ from sparsefw.text import first_line
 ONE_SIZE_FORMAT = "sparsefw-artifact"
 SCHEMA = 1
 Constructor = Callable[[], nn.Module]
+_MISFITS = (
+    AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, ValueError, StopIteration,
+)  # fmt: skip
 
 
 def save(
@@ -92,7 +96,8 @@ def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Construc
     check_hashes(folder, header.get("sha256"), ["model.safetensors", "certificate.json"])
     plan = read_plan(folder, header.get("plan"))
     model = dense_architecture(folder, header.get("model"), constructor)
-    reshape(folder, plan, model)
+    with fitting(folder):
+        plan.reshape(model)
     fill(folder, model, unpack(read_tensors(folder / "model.safetensors")), header.get("state"))
     return loaded(folder, model, plan, read_json(folder / "certificate.json"))
 
@@ -166,11 +171,14 @@ def dense_architecture(folder: Path, record: Any, constructor: Constructor | Non
         raise ArtifactError(f"{folder / 'plan.json'}: {error}") from None
 
 
-def reshape(folder: Path, plan: Plan, model: nn.Module) -> None:
-    """Give the dense model the architecture of the plan, in place."""
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """A block that applies a plan to the network of a constructor; what goes wrong there becomes an ArtifactError of one line."""
     try:
-        plan.reshape(model)
-    except (AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, StopIteration) as error:
+        yield
+    except ArtifactError:
+        raise
+    except _MISFITS as error:
         raise ArtifactError(
             f"{folder / 'plan.json'} does not fit the network that it is applied to, which must be the dense one: "
             f"{first_line(error)}"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import UnitSet
+from sparsefw.compression.allocate import Allocation, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Mute, Untouched, Zero
 from sparsefw.compression.in_place.channels import ChannelCut
 from sparsefw.compression.in_place.restriction import InPlaceCut
-from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
+from sparsefw.compression.kinds.stage import Stage, StageRecord, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut_network import Solution
-from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES, RowScores, observe, readers_of, scores_of
-from sparsefw.compression.settings import REMOVED
+from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES, Observed, RowScores, observe, readers_of, scores_of
+from sparsefw.compression.settings import REMOVED, Selection
 from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
@@ -28,32 +28,56 @@ from sparsefw.kinds import FILTERS, HEADS, NEURONS, Kind
 
 @registered_for(FILTERS.family, NEURONS.family, HEADS.family)
 class ChannelStage(Stage):
-    """Sets of channels with their scores; those with the smallest scores go first, equally many from every group."""
+    """Sets of channels with their scores; those with the smallest scores go first, equally many from every group.
 
-    def __init__(self, request: StageRequest) -> None:
-        model = request.model
-        settings = request.settings
-        self.request = request
-        self.selection = settings.selection
-        self.sets, untouched = self.find_sets(model, request.example)
-        super().__init__(model, request.allocation, settings.selection, untouched)
-        self.observed = observe(model, request.example, request.calibration if request.score in NEEDS_DATA else None)
-        self.scores = scores_of(request.score, model, self.sets, self.observed)
+    request, observed   how the channels were ranked, to rank them anew in place; None for a stage that was read from a file
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        allocation: Allocation,
+        selection: Selection,
+        untouched: Sequence[Untouched],
+        sets: Sequence[Channels],
+        scores: Sequence[Tensor],
+    ) -> None:
+        super().__init__(model, allocation, selection, untouched)
+        self.request: StageRequest | None = None
+        self.observed: Observed | None = None
+        self.sets = list(sets)
+        self.scores = list(scores)
         self.unit_sets = [
-            UnitSet(channels.name, scores, len(set(channels.groups)), _width(model, channels))
-            for channels, scores in zip(self.sets, self.scores, strict=True)
+            UnitSet(channels.name, magnitudes, len(set(channels.groups)), _width(model, channels))
+            for channels, magnitudes in zip(sets, scores, strict=True)
         ]
 
     @classmethod
     def of(cls, request: StageRequest) -> Stage:
         if request.score in NEEDS_DATA and request.calibration is None:
             raise ValueError(f"score={request.score!r} needs calibration=")
-        if request.settings.form == REMOVED:
-            return RemovedChannels(request)
-        return MaskedHeads(request) if request.kind is HEADS else MaskedFilters(request)
+        model = request.model
+        stage_class = _stage_class(request.kind, request.settings.form)
+        sets, untouched = stage_class.find_sets(request)
+        observed = observe(model, request.example, request.calibration if request.score in NEEDS_DATA else None)
+        scores = scores_of(request.score, model, sets, observed)
+        stage = stage_class(model, request.allocation, request.settings.selection, untouched, sets, scores)
+        stage.request = request
+        stage.observed = observed
+        return stage
 
+    @classmethod
+    def restored(cls, kind: Kind, model: nn.Module, record: StageRecord) -> Stage:
+        scores = [magnitudes for _, magnitudes in record.units]
+        stage_class = _stage_class(kind, record.form)
+        return stage_class(model, record.allocation, record.selection, record.untouched, record.channels, scores)
+
+    def record(self, form: str) -> StageRecord:
+        return replace(super().record(form), channels=tuple(self.sets))
+
+    @classmethod
     @abstractmethod
-    def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
+    def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
         """Return the sets that may lose channels, and the layers that may not."""
 
     def removed(self, counts: Sequence[int]) -> dict[Channels, list[int]]:
@@ -64,13 +88,22 @@ class ChannelStage(Stage):
         }
 
     def in_place(self) -> InPlaceCut:
+        assert self.request is not None
+        assert self.observed is not None
         scores = RowScores(self.model, self.sets, ROW_SCORES[self.request.score], self.observed)
         norms = self.observed.batch_norm if self.request.settings.form == REMOVED else None
         return ChannelCut(self.model, self.sets, scores, self.counts, norms)
 
-    def takes(self, channels: Channels) -> bool:
-        """Return whether include and exclude choose every layer that writes these channels."""
-        return all(self.selection.takes(site.layer) for site in channels.writers)
+
+def _stage_class(kind: Kind, form: str) -> type[ChannelStage]:
+    if form == REMOVED:
+        return RemovedChannels
+    return MaskedHeads if kind is HEADS else MaskedFilters
+
+
+def _is_taken(selection: Selection, channels: Channels) -> bool:
+    """Return whether include and exclude choose every layer that writes these channels."""
+    return all(selection.takes(site.layer) for site in channels.writers)
 
 
 def _width(model: nn.Module, channels: Channels) -> int:
@@ -82,25 +115,21 @@ def _width(model: nn.Module, channels: Channels) -> int:
 class RemovedChannels(ChannelStage):
     """Channels removed from all of their sites."""
 
-    def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
+    @classmethod
+    def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
         sets = []
         untouched = []
         excluded = []
-        for channels in removable_channels(model, example):
-            if not self._is_asked_for(channels):
+        for channels in removable_channels(request.model, request.example):
+            if not _is_asked_for(request, channels):
                 continue
-            if channels.obstacle is None and self.takes(channels):
+            if channels.obstacle is None and _is_taken(request.settings.selection, channels):
                 sets.append(channels)
             elif channels.obstacle is None:
                 excluded.append(Untouched.because(channels.name, because(Cause.EXCLUDED)))
             elif channels.writers:
                 untouched.append(Untouched.because(channels.name, channels.obstacle))
         return sets, untouched + excluded
-
-    def _is_asked_for(self, channels: Channels) -> bool:
-        """Filters are all channels but those that another kind is asked to remove; other kinds have their own channels."""
-        kind = _kind_of_channels(self.request.model, channels)
-        return kind not in self.request.others if self.request.kind is FILTERS else kind is self.request.kind
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         return [*removal_edits(self.model, self.removed(counts))]
@@ -111,14 +140,16 @@ class MaskedFilters(ChannelStage):
 
     layer_word = "convolution"
 
-    def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
-        all_sets = find_channels(model, example)
+    @classmethod
+    def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
+        model = request.model
+        all_sets = find_channels(model, request.example)
         ends = _ends(all_sets)
         sets = []
         computed = []
         untouched = []
         for name, module in model.named_modules():
-            if not isinstance(module, self.request.kind.layers) or not self.selection.takes(name):
+            if not isinstance(module, request.kind.layers) or not request.settings.selection.takes(name):
                 continue
             if not isinstance(module.weight, nn.Parameter):
                 computed.append(Untouched.because(name, because(Cause.COMPUTED_WEIGHT)))
@@ -144,14 +175,24 @@ class MaskedHeads(ChannelStage):
 
     layer_word = HEADS.requirement
 
-    def find_sets(self, model: nn.Module, example: Any) -> tuple[list[Channels], list[Untouched]]:
-        heads = [c for c in find_channels(model, example) if _kind_of_channels(model, c) is HEADS]
-        sets = [channels for channels in heads if channels.obstacle is None and self.takes(channels)]
+    @classmethod
+    def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
+        heads = [
+            c for c in find_channels(request.model, request.example) if _kind_of_channels(request.model, c) is HEADS
+        ]
+        selection = request.settings.selection
+        sets = [channels for channels in heads if channels.obstacle is None and _is_taken(selection, channels)]
         untouched = [Untouched.because(c.name, c.obstacle) for c in heads if c.obstacle is not None]
         return sets, untouched
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         return [Mute(channels.name, tuple(indices)) for channels, indices in self.removed(counts).items()]
+
+
+def _is_asked_for(request: StageRequest, channels: Channels) -> bool:
+    """Filters are all channels but those that another kind is asked to remove; other kinds have their own channels."""
+    kind = _kind_of_channels(request.model, channels)
+    return kind not in request.others if request.kind is FILTERS else kind is request.kind
 
 
 def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:

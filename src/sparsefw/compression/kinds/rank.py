@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Split, Truncate, Untouched
 from sparsefw.compression.in_place.rank import RankCut
 from sparsefw.compression.in_place.restriction import InPlaceCut
-from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
+from sparsefw.compression.kinds.stage import Stage, StageRecord, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut_network import Solution
 from sparsefw.compression.recovery.refit import best_rank
@@ -20,7 +20,7 @@ from sparsefw.compression.structure import factorisation
 from sparsefw.compression.structure.layers import as_matrices, forward_order, is_layer, set_weight, shared_layers
 from sparsefw.geometry.cuts import low_rank_factors
 from sparsefw.geometry.subspace import gram_values
-from sparsefw.kinds import RANK
+from sparsefw.kinds import RANK, Kind
 
 
 @registered_for(RANK.family)
@@ -29,8 +29,24 @@ class LowRank(Stage):
 
     cuts_without_waiting: ClassVar[bool] = False  # it decomposes matrices
 
-    def __init__(self, model: nn.Module, allocation: Allocation, selection: Selection, order: Sequence[str]) -> None:
-        """`order`: the names of the layers as they are called. The last one writes the output and keeps its rank."""
+    def __init__(
+        self,
+        model: nn.Module,
+        allocation: Allocation,
+        selection: Selection,
+        untouched: Sequence[Untouched],
+        spectra: Mapping[str, Tensor],
+    ) -> None:
+        """`spectra`: the singular values of every layer that can lose some."""
+        super().__init__(model, allocation, selection, untouched)
+        self.layers = {name: model.get_submodule(name) for name in spectra}
+        self.unit_sets = [UnitSet(name, values) for name, values in spectra.items()]
+
+    @classmethod
+    def of(cls, request: StageRequest) -> Stage:
+        model = request.model
+        selection = request.settings.selection
+        order = forward_order(model, request.example)  # the last one writes the output and keeps its rank
         shared = shared_layers(model)
 
         def obstacle(name: str) -> Reason | None:
@@ -44,14 +60,12 @@ class LowRank(Stage):
         reasons = {name: obstacle(name) for name in order if name in taken}
         reasons |= {name: because(Cause.NOT_CALLED_ITSELF) for name in taken if name not in reasons}
         untouched = [Untouched.because(name, reason) for name, reason in reasons.items() if reason is not None]
-        super().__init__(model, allocation, selection, untouched)
-        self.layers = {name: model.get_submodule(name) for name, reason in reasons.items() if reason is None}
-        self.unit_sets = [UnitSet(name, _spectrum(layer)) for name, layer in self.layers.items()]
+        spectra = {name: _spectrum(model.get_submodule(name)) for name, reason in reasons.items() if reason is None}
+        return cls(model, request.allocation, selection, untouched, spectra)
 
     @classmethod
-    def of(cls, request: StageRequest) -> Stage:
-        order = forward_order(request.model, request.example)
-        return cls(request.model, request.allocation, request.settings.selection, order)
+    def restored(cls, kind: Kind, model: nn.Module, record: StageRecord) -> Stage:
+        return cls(model, record.allocation, record.selection, record.untouched, dict(record.units))
 
     def counts(self, level: float) -> list[int]:
         if level and isinstance(self.allocation, Uniform):  # floor, as in the paper: at least the ratio is removed

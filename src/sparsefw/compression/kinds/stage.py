@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from sparsefw.compression.allocate import Allocation, Uniform, UnitSet
-from sparsefw.compression.artifact.plan import Edit, Keep, Untouched
+from sparsefw.compression.allocate import Allocation, Uniform, UnitSet, smallest_level
+from sparsefw.compression.artifact.plan import Edit, Keep, Plan, Untouched
 from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import Calibration
@@ -19,7 +19,7 @@ from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
 from sparsefw.compression.structure.attention import rows_of_heads
-from sparsefw.compression.structure.channels import Side
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
 
@@ -48,6 +48,26 @@ class StageRequest:
         return score
 
 
+@dataclass(frozen=True)
+class StageRecord:
+    """What a stage has found out about a network: with it and the weights, the network is cut without an example or data.
+
+    form         "removed" or "masked"
+    allocation   how much each layer loses, with what was measured for it
+    selection    the layers chosen by name, and the multiple to which counts are rounded
+    untouched    the layers that cannot lose units
+    units        name and magnitudes of each set, which order its units; none where the weights give them
+    channels     what belongs to each set, for kinds that remove channels
+    """
+
+    form: str
+    allocation: Allocation
+    selection: Selection
+    untouched: tuple[Untouched, ...]
+    units: tuple[tuple[str, Tensor], ...] = ()
+    channels: tuple[Channels, ...] = ()
+
+
 class Stage(ABC):
     """How to cut one model: the sets of units that can be removed, and a smaller copy for any number kept of each."""
 
@@ -68,6 +88,16 @@ class Stage(ABC):
     @abstractmethod
     def of(cls, request: StageRequest) -> Stage:
         """Return the stage for this request."""
+
+    @classmethod
+    @abstractmethod
+    def restored(cls, kind: Kind, model: nn.Module, record: StageRecord) -> Stage:
+        """Return the stage that gave the record, for the same model; it cuts, but neither refits nor cuts in place."""
+
+    def record(self, form: str) -> StageRecord:
+        """Return what `restored` needs besides the model."""
+        units = tuple((units.name, units.magnitudes) for units in self.unit_sets)
+        return StageRecord(form, self.allocation, self.selection, self.untouched, units)
 
     def __init__(
         self, model: nn.Module, allocation: Allocation, selection: Selection, untouched: Sequence[Untouched] = ()
@@ -96,6 +126,14 @@ class Stage(ABC):
         round_to = self.selection.round_to
         return [units.rounded(count, round_to) for units, count in zip(self.unit_sets, kept, strict=True)]
 
+    def counts_for(self, ratio: float) -> list[int]:
+        """Return how many units of each set stay if `ratio` of all units are removed."""
+        if self.has_one_size or isinstance(self.allocation, self.by_ratio):
+            return self.counts(ratio)
+        largest = self.removed_share(self.counts(1.0))
+        level = smallest_level(lambda level: self.removed_share(self.counts(level)) >= min(ratio, largest) - 1e-9)
+        return self.counts(1.0 if level is None else level)
+
     def removed_share(self, counts: Sequence[int]) -> float:
         """Return the fraction of all units that is removed if each set keeps this many."""
         total = sum(units.count for units in self.unit_sets)
@@ -103,17 +141,21 @@ class Stage(ABC):
 
     def cut(self, counts: Sequence[int]) -> CutNetwork:
         """Return a compressed copy in which each set keeps this many units."""
-        edits = self.edits(counts)
+        plan = self.plan(counts)
+        edits = plan.edits
         small = copy.deepcopy(self.model)
-        for edit in edits:
-            edit.apply(small)
+        plan.apply(small)
         by_layer = {edit.layer: edit for edit in edits if not isinstance(edit, Keep)}
 
         def write_refit(name: str, solution: Solution) -> Tensor:
             return self.write_refit(small.get_submodule(name), by_layer.get(name), solution)
 
-        untouched = (*self.untouched, *self.notes(edits), *self.too_coarse(counts))
-        return CutNetwork(small, tuple(edits), untouched, kept_rows(self.model, edits), write_refit)
+        return CutNetwork(small, edits, plan.untouched, kept_rows(self.model, edits), write_refit)
+
+    def plan(self, counts: Sequence[int]) -> Plan:
+        """Return the edits with which each set keeps this many units, and the layers left as they are."""
+        edits = tuple(self.edits(counts))
+        return Plan(edits, (*self.untouched, *self.notes(edits), *self.too_coarse(counts)))
 
     def too_coarse(self, counts: Sequence[int]) -> list[Untouched]:
         """Return the sets that keep all units because they have no more than the multiple to which counts are rounded."""
@@ -170,8 +212,13 @@ def stage_for(request: StageRequest) -> Stage:
     return STAGES[request.kind.family].of(request)
 
 
+def restored_stage(kind: Kind, model: nn.Module, record: StageRecord) -> Stage:
+    """Return the stage of a kind for a dense model that was read from a file."""
+    return STAGES[kind.family].restored(kind, model, record)
+
+
 def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
-    """Map every layer that lost outputs to the dense layer's outputs that it still computes."""
+    """Map every layer and norm that lost outputs to the dense layer's outputs that it still computes."""
     rows: dict[str, list[int]] = {}
     modules = dict(dense.named_modules())
     for edit in edits:
@@ -187,4 +234,6 @@ def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
             if isinstance(module, AnyConv):
                 times = module.out_channels // module.in_channels
                 rows[edit.layer] = [channel * times + i for channel in edit.kept for i in range(times)]
+            elif isinstance(module, SEPARATE_NORMS):
+                rows[edit.layer] = list(edit.kept)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -11,12 +12,12 @@ from sparsefw.compression.allocate import Allocation, Global, Uniform, UnitSet
 from sparsefw.compression.artifact.plan import Edit, Thin, Untouched
 from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.in_place.weights import WeightCut
-from sparsefw.compression.kinds.stage import Stage, StageRequest, registered_for
+from sparsefw.compression.kinds.stage import Stage, StageRecord, StageRequest, registered_for
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.settings import Selection
 from sparsefw.compression.structure import masks
 from sparsefw.compression.structure.layers import is_layer, weight_of
-from sparsefw.kinds import PATTERN, WEIGHTS, Pattern
+from sparsefw.kinds import PATTERN, WEIGHTS, Kind, Pattern
 
 
 @registered_for(WEIGHTS.family, PATTERN)
@@ -27,9 +28,15 @@ class SparseWeights(Stage):
 
     @classmethod
     def of(cls, request: StageRequest) -> Stage:
-        kind = request.kind
-        pattern = (kind.n, kind.m) if isinstance(kind, Pattern) else None
-        return cls(request.model, request.allocation, request.settings.selection, pattern)
+        return cls(request.model, request.allocation, request.settings.selection, _pattern(request.kind))
+
+    @classmethod
+    def restored(cls, kind: Kind, model: nn.Module, record: StageRecord) -> Stage:
+        return cls(model, record.allocation, record.selection, _pattern(kind))
+
+    def record(self, form: str) -> StageRecord:
+        """The weights give the magnitudes again."""
+        return replace(super().record(form), units=())
 
     def __init__(
         self, model: nn.Module, allocation: Allocation, selection: Selection, pattern: tuple[int, int] | None = None
@@ -81,6 +88,10 @@ class SparseWeights(Stage):
             for edit in edits
             if isinstance(edit, Thin) and edit.nonzero < 0.01 * edit.of
         ]
+
+
+def _pattern(kind: Kind) -> tuple[int, int] | None:
+    return (kind.n, kind.m) if isinstance(kind, Pattern) else None
 
 
 def _one_per_weight(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ class CutNetwork:
 
     rows          layer -> the dense layer's outputs that it still computes, for layers that lost some
     write_refit   write a least-squares solution into the layer of this name; return its new weight, as matrices
+    scales        layer -> the factor of every output, once matched moments have changed its weight
     """
 
     model: nn.Module
@@ -32,3 +33,4 @@ class CutNetwork:
     untouched: tuple[Untouched, ...]
     rows: dict[str, list[int]]
     write_refit: Callable[[str, Solution], Tensor]
+    scales: dict[str, Tensor] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import Moments
@@ -31,7 +31,6 @@ def match_moments(
             progress(done, len(order), name)
         layer = dense.get_submodule(name)
         current = cut.model.get_submodule(name)
-        last = current[-1] if isinstance(current, nn.Sequential) else current
         wanted, got = Moments(), Moments()
         with evaluating(dense), evaluating(cut.model):
             for inputs in calibration:
@@ -45,18 +44,34 @@ def match_moments(
             raise NotFiniteError(
                 f"{name}: calibration gives activations that are not finite, or too large to be squared"
             )
-        _correct(last, wanted, got)
+        cut.scales[name] = _correct(last_part(current), wanted, got)
     if progress is not None:
         progress(len(order), len(order), "")
 
 
-def _correct(layer: nn.Module, wanted: Moments, got: Moments) -> None:
+def last_part(layer: nn.Module) -> nn.Module:
+    """Return the layer that writes the outputs: the second of the two that a layer of low rank consists of."""
+    if not isinstance(layer, nn.Sequential):
+        return layer
+    last = layer[-1]
+    assert isinstance(last, nn.Module)
+    return last
+
+
+def scale_outputs(layer: nn.Module, scale: Tensor) -> None:
+    """Multiply the weight of every output by its factor, in place."""
+    weight = as_matrices(layer).detach().double()
+    set_weight(layer, weight * scale.view(weight.shape[0], weight.shape[1], 1))
+
+
+def _correct(layer: nn.Module, wanted: Moments, got: Moments) -> Tensor:
+    """Match the moments of one layer, in place; return the factor of every output."""
     silent = got.variance <= 1e-12 * wanted.variance
     scale = (wanted.variance / torch.where(silent, 1, got.variance)).sqrt().clamp(1 / LARGEST, LARGEST)
     scale = torch.where(silent, torch.ones_like(scale), scale)
-    weight = as_matrices(layer).detach().double()
-    set_weight(layer, weight * scale.view(weight.shape[0], weight.shape[1], 1))
+    scale_outputs(layer, scale)
     bias = bias_of(layer)
     if bias is not None:
         with torch.no_grad():
             bias.copy_((bias.double() - got.mean) * scale + wanted.mean)
+    return scale
