@@ -167,12 +167,13 @@ def add(tensors, name, value):
         lambda t: t.pop(".statistics.0.running_mean"),
         lambda t: add(t, ".order.magnitudes", torch.zeros(3)),
         lambda t: add(t, ".order.slots.1", t[".order.slots.1"] + 1000),
+        lambda t: add(t, ".order.slots.3", t[".order.slots.3"] + 1000),
         lambda t: add(t, ".order.slots.0", torch.tensor(3)),
         lambda t: add(t, ".statistics.0.running_var", torch.zeros(3)),
         lambda t: add(t, "0.weight", torch.zeros(3)),
         lambda t: add(t, "surplus", torch.zeros(3)),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_other_tensors_give_one_line(change, folder):
     rewritten(folder, lambda d: None, change)
