@@ -19,7 +19,7 @@ GRID = (0.3, 0.5, 0.7)
 
 @pytest.fixture(params=["filters", "rank", "weights"])
 def stored(request, small_resnet, batches, tmp_path):
-    save_elastic(small_resnet, tmp_path / "e", request.param, GRID, calibration=batches)
+    save_elastic(small_resnet, tmp_path / "e", request.param, GRID, calibration=batches, refit=True)
     return request.param, small_resnet, batches, tmp_path / "e"
 
 
@@ -31,6 +31,16 @@ def test_every_point_equals_the_result_of_compress(stored, refit):
         again = load(folder, refit=refit, **{kind: ratio}).model
         torch.testing.assert_close(again(batches[0]), direct(batches[0]), rtol=1e-5, atol=1e-5)
         assert sum(p.numel() for p in again.parameters()) == sum(p.numel() for p in direct.parameters())
+
+
+@pytest.mark.parametrize("kind", ["filters", "rank"])
+def test_the_recovery_of_every_size_is_the_one_that_compress_chooses(kind, small_resnet, batches, tmp_path):
+    save_elastic(small_resnet, tmp_path / "e", kind, GRID, calibration=batches)
+    for ratio in GRID:
+        direct = compress(small_resnet, calibration=batches, **{kind: ratio})
+        again = load(tmp_path / "e", **{kind: ratio})
+        assert (tmp_path / "e" / f"refit-{ratio!r}.safetensors").exists() == direct.plan.request["refit"]
+        torch.testing.assert_close(again.model(batches[0]), direct.model(batches[0]), rtol=1e-5, atol=1e-5)
 
 
 def test_a_pattern_is_loaded_in_the_words_of_compress(tmp_path):
