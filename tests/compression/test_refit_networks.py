@@ -47,7 +47,7 @@ def test_no_layer_fits_worse_than_with_its_plain_weight(how, monkeypatch):
     """On the inputs that it gets in the refitted network, against the outputs of the dense one."""
     monkeypatch.setattr(refit, "DEFAULT_RIDGE", 1e-9)
     net = network()
-    plain, fitted = (compress(net, example=batches()[0], calibration=c, **how) for c in (None, batches()))
+    plain, fitted = (compress(net, example=batches()[0], calibration=c, refit=True, **how) for c in (None, batches()))
     assert plain.plan.edits == fitted.plan.edits
     rows = kept_rows(net, fitted.plan.edits)
     x, better = torch.cat(batches()), 0
@@ -71,7 +71,7 @@ def test_low_rank_is_the_best_for_the_data_not_for_the_weight(kind, ratio):
     sizes = torch.logspace(-3, 0, 8, dtype=torch.float64)
     x = normal(60, 8) * sizes
     x = x if kind is nn.Linear else x.view(60, 8, 1, 1)
-    plain, fitted = (compress(net, rank=ratio, example=x, calibration=c).model[0] for c in (None, [x]))
+    plain, fitted = (compress(net, rank=ratio, example=x, calibration=c, refit=True).model[0] for c in (None, [x]))
     with torch.no_grad():
         errors = [float((layer(x) - net[0](x)).norm()) for layer in (fitted, plain)]
         W, X = net[0].weight.flatten(1).numpy(), x.flatten(1).T.numpy()
@@ -82,7 +82,7 @@ def test_low_rank_is_the_best_for_the_data_not_for_the_weight(kind, ratio):
 
 
 def test_masked_filters_stay_masked():
-    small = compress(network(), filters=0.5, form="masked", calibration=batches())
+    small = compress(network(), filters=0.5, form="masked", calibration=batches(), refit=True)
     for edit in small.plan.edits:
         silent = small.model.get_submodule(edit.layer).weight.flatten(1).norm(dim=1) == 0
         assert silent.nonzero().flatten().tolist() == list(edit.filters)
@@ -93,7 +93,7 @@ def test_masked_filters_stay_masked():
 @pytest.mark.parametrize("how", [{"filters": 0.001}, {"weights": 1e-5}, {"filters": 0.001, "form": "masked"}], ids=str)
 def test_nothing_removed_nothing_changed(how, norm):
     net, data_ = network(norm).float(), [b.float() for b in batches(5)]
-    small = compress(net, calibration=data_, **how).model
+    small = compress(net, calibration=data_, refit=True, **how).model
     expected = recalibrate(net, data_).eval()
     with torch.no_grad():
         for x in data_:
@@ -133,7 +133,9 @@ def test_attention_is_refitted():
     gaps = []
     with torch.no_grad():
         for calibrated in (False, True):
-            small = compress(layer, filters=0.5, example=data_[0], calibration=data_ if calibrated else None)
+            small = compress(
+                layer, filters=0.5, example=data_[0], calibration=data_ if calibrated else None, refit=True
+            )
             assert any(isinstance(e, Keep) and e.side == "heads" for e in small.plan.edits)
             gaps.append(float((small.model.eval()(data_[0]) - layer(data_[0])).square().mean()))
     assert gaps[1] < 0.8 * gaps[0]
@@ -142,7 +144,7 @@ def test_attention_is_refitted():
 def test_progress_and_no_traces():
     calls: list[tuple[int, int, str]] = []
     net = network(norm=True)
-    small = compress(net, filters=0.5, calibration=batches(), progress=lambda *call: calls.append(call))
+    small = compress(net, filters=0.5, calibration=batches(), refit=True, progress=lambda *call: calls.append(call))
     assert calls == [(0, 4, "0"), (1, 4, "3"), (2, 4, "6"), (3, 4, "11"), (4, 4, "")]
     for model in (net, small.model):
         assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
@@ -156,7 +158,7 @@ def test_no_hook_stays_behind_an_error():
     net = network(norm=True)
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(KeyboardInterrupt):
-        compress(net, filters=0.5, calibration=batches(), progress=stop)
+        compress(net, filters=0.5, calibration=batches(), refit=True, progress=stop)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
 
@@ -170,7 +172,7 @@ def test_layers_that_cannot_be_refitted_are_listed():
         def forward(self, x: Tensor) -> Tensor:
             return self.head(torch.relu(self.twice(torch.relu(self.twice(torch.relu(self.up(x)))))))
 
-    small = compress(Mixed(), weights=0.5, calibration=[b.float() for b in batches()])
+    small = compress(Mixed(), weights=0.5, calibration=[b.float() for b in batches()], refit=True)
     assert {(u.layer, u.reason) for u in small.plan.untouched} == {
         ("up", "not fitted: transposed"),
         ("twice", "not fitted: used more than once"),
