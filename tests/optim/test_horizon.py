@@ -79,13 +79,32 @@ def test_reach_bounds_the_displacement_by_that_of_sgd():
         assert p.norm().item() <= max(2 * 0.1 * norm, 0.001 * 3) * (1 + 1e-12)
 
 
-def test_only_default_shares_beside_sgd_have_a_reach():
+def test_reach_beside_adamw_bounds_the_displacement_by_that_of_adamw():
+    """AdamW moves four weights by lr sqrt(4 / 19) on noise, however small it is. The vertex is 3 away from theta = 0."""
+    for lr, expected in ((0.1, 0.02), (0.01, 2 * 0.01 * math.sqrt(4 / 19) / 3)):
+        p = nn.Parameter(torch.zeros(4).double())
+        group = {"params": [p], "region": geo.LpBall(2, 3.0), "rescale": Horizon(100, 1.0, reach=2.0)}
+        optimizer = SFW([group], lr=lr, rest="adamw")
+        p.grad = 1e-6 * torch.ones(4, dtype=torch.float64)
+        optimizer.step()
+        assert optimizer.diagnostics()[0].step_size == pytest.approx(expected, rel=1e-9), lr
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(100, 1e-5), (5_000, 5e-4), (10_000, 1e-3), (20_000, 1e-3)])
+def test_short_trainings_have_small_shares_that_reach_does_not_bound(steps, expected):
+    p, optimizer = single_weight(geo.LpBall(2, 3.0), Horizon(steps, 20.0, reach=2.0), torch.zeros(2).double())
+    p.grad = 1e-9 * torch.tensor([0.6, 0.8], dtype=torch.float64)
+    optimizer.step()
+    assert optimizer.diagnostics()[0].step_size == pytest.approx(expected, rel=1e-9)
+
+
+def test_only_default_shares_have_a_reach():
     model = cnn()
     default = SFW(constrain(model, "filters", steps=100, report=None), lr=0.1)
     dialled = SFW(constrain(model, "filters", steps=100, renewals=1, report=None), lr=0.1)
     beside_adamw = SFW(constrain(model, "filters", steps=100, report=None), lr=1e-3, rest="adamw")
     reaches = [[g["rescale"].reach for g in o.param_groups if g["region"]] for o in (default, dialled, beside_adamw)]
-    assert [set(reach) for reach in reaches] == [{2.0}, {None}, {None}]
+    assert [set(reach) for reach in reaches] == [{2.0}, {None}, {2.0}]
 
 
 @pytest.mark.parametrize("reach", [0, -1, math.inf, math.nan, "2"])
@@ -166,7 +185,7 @@ def test_numbers_of_numpy_are_numbers():
     model = nn.Sequential(nn.Linear(8, 16))
     groups = constrain(model, "neurons", k=np.int64(1), steps=np.int32(100), renewals=np.float64(0.5), report=None)
     assert groups[0]["region"].gauge.k == 1
-    assert [type(value) for value in groups[0]["rescale"].plain().values()] == [str, int, float, type(None), type(None)]
+    assert [type(value) for value in groups[0]["rescale"].plain().values()] == [str, int, float, *[type(None)] * 3]
 
 
 def test_a_table_without_regions_says_that_nothing_is_constrained():
