@@ -33,14 +33,19 @@ from untuned_networks import (
     WORDS,
     DenseNet,
     Mixer,
+    PreActivation,
     Residual,
     TextCNN,
+    TextGRU,
     TextTransformer,
+    UNet,
     all_convolutional,
     bert,
     deep_mlp,
     deep_vgg,
+    gpt2,
     imported,
+    layer_norm_mlp,
     mlp,
     plain_cnn,
     plain_vgg,
@@ -157,6 +162,19 @@ PAIRS = [
     Pair("MLP, nine hidden layers", lambda: deep_mlp(784, 9), "fashion", "neurons", 800, 64, 1e-3, "adamw", 0.01),
     # Tried after the constants were fixed: it made REACH necessary.
     Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 0.05),
+    # The next three failed when they were first tried: they made REACH smaller, and gave one to trainings with AdamW.
+    Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 2e-3, "adamw", 0.01),
+    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "weights", 300, 48, 0.05,
+         schedule="cosine"),
+    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "filters", 300, 48, 2e-3,
+         "adamw", 0.01),
+    Pair("pre-activation ResNet", lambda: PreActivation(3), "cifar", "filters", 400, 32, 0.1),
+    # These were tried with the constants as they are.
+    Pair("U-Net with gates", UNet, "fashion", "filters", 300, 32, 0.05, schedule="cosine"),
+    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "neurons", 1_000, 64, 0.05),
+    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "weights", 600, 64, 1e-3, "adamw", 0.01),
+    Pair("GRU", TextGRU, "text", "neurons", 500, 32, 0.05),
+    Pair("GPT-2", gpt2, "text", "weights", 500, 32, 1e-3, "adamw", 0.01),
 ]  # fmt: skip
 
 

@@ -32,13 +32,11 @@ from sparsefw.scalars import is_number, is_whole
 LARGEST_SHARE = 0.03
 # With more renewals, a weight that is never chosen vanishes in float32 long before the end, and chosen ones learn no better.
 MOST_RENEWALS = 100
-# Long trainings need shares of this size, whatever the gradients, and have the time to recover from them: `reach` does not bound
-# them. In short trainings they harm networks with gates, whose gradients are small: a MobileNetV3 has 18 % of CIFAR-10 after 300
-# steps where SGD has 27, and 27 with a tenth of this share. So it is in proportion to the steps below this number.
+# Shares up to this one are not bounded by `reach`: long trainings need them all, and most layers bear them in short ones, however
+# small their gradients.
 SURE_SHARE = 0.001
-SURE_STEPS = 10_000
-# The mean square of an entry of AdamW's step on white noise, relative to lr^2, with the usual decay 0.9 of its average.
-_ADAMW_STEP_SQUARED = (1 - 0.9) / (1 + 0.9)
+# AdamW moves an entry by this part of lr in the root mean square on white noise, by the usual decay 0.9 of its average.
+_ADAMW_STEP = math.sqrt((1 - 0.9) / (1 + 0.9))
 
 
 class RuleInputs(NamedTuple):
@@ -99,14 +97,15 @@ class Horizon(Rescale):
     cosine). A unit that is never chosen decays by exp(-renewals), whatever the length of training, the scale of gradients and
     weights, and the learning rate of other groups. Past `steps` the share keeps its last value.
 
-    Such steps are as large where gradients are small. With `reach`, a share above the sure one moves the weights at most that many
-    times as far as SGD or AdamW would: eta <= max(reach * lr * length / ||v - theta||, sure). The length is ||m|| for SGD. For
-    AdamW it is sqrt(entries (1 - 0.9) / (1 + 0.9)), that of its step on white noise. The sure share is 0.001 min(steps / 10_000, 1).
+    Such steps are as large where gradients are small. With `reach`, a share above `sure_share` moves the weights at most that
+    many times as far as SGD or AdamW would: eta <= max(reach * lr * length / ||v - theta||, sure_share). The length is ||m|| for
+    SGD, and 0.23 sqrt(entries) for AdamW, that of its step on white noise.
 
     steps      optimizer steps of the whole training
     renewals   the sum of all shares, above 0 and at most 100
     full_lr    the learning rate at which the share is full; None: that of the group when it is added to the optimizer
     reach      see above; None: no such bound
+    sure_share see above
     beside     "sgd" or "adamw": whose learning rate lr is; None: that of the optimizer's `rest`
 
     >>> Horizon(steps=10_000, renewals=20).rate
@@ -117,6 +116,7 @@ class Horizon(Rescale):
     renewals: float
     full_lr: float | None = None
     reach: float | None = None
+    sure_share: float = SURE_SHARE
     beside: str | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +133,8 @@ class Horizon(Rescale):
             )
         if self.reach is not None and not (is_number(self.reach) and 0 < self.reach < math.inf):
             raise ValueError(f"reach must be a number above 0, or None, got {self.reach!r}")
+        if not (is_number(self.sure_share) and 0 <= self.sure_share <= 1):
+            raise ValueError(f"sure_share must be a number from 0 to 1, got {self.sure_share!r}")
         if self.beside not in (None, "sgd", "adamw"):
             raise ValueError(f"beside must be 'sgd', 'adamw' or None, got {self.beside!r}")
 
@@ -141,14 +143,9 @@ class Horizon(Rescale):
         """The largest share of the training."""
         return min(2 * self.renewals / self.steps, LARGEST_SHARE)
 
-    @property
-    def sure_share(self) -> float:
-        """The share that `reach` does not bound."""
-        return SURE_SHARE * min(self.steps / SURE_STEPS, 1)
-
     def adamw_length(self, entries: int) -> float | None:
         """Return the length of AdamW's steps on so many weights, relative to lr; None beside SGD, whose length is ||m||."""
-        return math.sqrt(entries * _ADAMW_STEP_SQUARED) if self.beside == "adamw" else None
+        return _ADAMW_STEP * math.sqrt(entries) if self.beside == "adamw" else None
 
     def starting_at(self, lr: float, rest: str = "sgd") -> Horizon:
         full_lr = lr if self.full_lr is None else self.full_lr

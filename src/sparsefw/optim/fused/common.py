@@ -40,8 +40,8 @@ SCALES = tl.constexpr(7)  # numbers that `rule_scales` gives for a block
 def rule_scales(rule: Rescale, diameter: float, entries: int) -> tuple[float, ...]:
     """Return the numbers from which `step_size` below computes a share.
 
-    They are the diameter, and of Horizon the rate, full lr, steps, reach, sure share and the length of AdamW's step on a block of so
-    many entries. The reach is 0 where there is none, and the length is 0 beside SGD.
+    They are the diameter, and of Horizon the rate, full lr, steps, reach, sure share and the length of AdamW's step on a block
+    of so many entries. The reach is 0 where there is none, and the length is 0 beside SGD.
     """
     if isinstance(rule, Horizon):
         assert rule.full_lr is not None

@@ -106,7 +106,8 @@ class BlockUpdate(Update):
         # Rounded to float32, the dtype of weights: at a vertex the distance to it is then exactly 0.
         self.radii = _doubles([block.region.radius for block in blocks], device).float().double()
         scales = [
-            rule_scales(block.group["rescale"], block.region.diameter(block.shape), math.prod(block.shape)) for block in blocks
+            rule_scales(block.group["rescale"], block.region.diameter(block.shape), math.prod(block.shape))
+            for block in blocks
         ]
         self.scales = _doubles(scales, device)
         self.supports = integers([block.support for block in blocks], device)
