@@ -17,6 +17,7 @@ from optim.small_networks import KINDS, cnn, single_weight, train
 from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import Gradient, Horizon, SFWWarning
+from sparsefw.optim.defaults import convolutions_before_norms
 
 
 def test_shares_fall_to_zero_and_add_up_to_the_renewals():
@@ -104,6 +105,13 @@ def test_convolutions_without_norms_in_a_network_with_norms_move_no_further_than
     }
     normed, free = (2.0, 0.001), (1.0, pytest.approx(sure_share))
     assert rules == {"0.weight": normed, "2.weight": normed, "4.1.weight": free, "4.3.weight": free}
+
+
+def test_norms_defined_after_all_convolutions_of_a_block_count():
+    block = nn.ModuleDict(
+        {"conv1": nn.Conv2d(3, 8, 3), "conv2": nn.Conv2d(8, 8, 3), "bn1": nn.BatchNorm2d(8), "bn2": nn.BatchNorm2d(8)}
+    )
+    assert convolutions_before_norms(block) == {block["conv1"], block["conv2"]}
 
 
 def test_only_default_shares_have_a_reach():

@@ -58,13 +58,20 @@ def has_scale_free_convolutions(model: nn.Module) -> bool:
 
 
 def convolutions_before_norms(model: nn.Module) -> set[nn.Module]:
-    """Return the convolutions that a norm follows, before any other layer of weights, by their order in the model."""
+    """Return the convolutions that a norm follows, before any other layer of weights, by their order in the model.
+
+    Some models define their norms after all convolutions of a block: there as many norms as convolutions are enough.
+    """
     found: set[nn.Module] = set()
     last: nn.Module | None = None
     for module in model.modules():
+        parts = list(module.children())
+        convolutions = {part for part in parts if is_convolution(part)}
+        if sum(_is_norm(part) for part in parts) >= len(convolutions):
+            found |= convolutions
         if isinstance(module, WEIGHTS.layers):
             last = module
-        elif last is not None and (isinstance(module, NORMALISATION) or _is_norm_by_name(module)):
+        elif last is not None and _is_norm(module):
             found |= {last} if is_convolution(last) else set()
             last = None
     return found
@@ -90,10 +97,14 @@ def unnormalised_depth(model: nn.Module) -> int:
             layers += 1
             depth += 1
             longest = max(longest, depth)
-        elif isinstance(module, NORMALISATION) or _is_norm_by_name(module):
+        elif _is_norm(module):
             norms += 1
             depth = 0
     return 0 if 4 * norms >= layers else longest
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, NORMALISATION) or _is_norm_by_name(module)
 
 
 def _is_norm_by_name(module: nn.Module) -> bool:
