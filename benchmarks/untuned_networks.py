@@ -117,20 +117,6 @@ def bert() -> nn.Module:
     return Logits(BertForSequenceClassification(config))
 
 
-def gpt2() -> nn.Module:
-    from sparsefw.models.external import import_torchvision
-
-    import_torchvision()
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    # Transformers reads the class at the last word that is not padding, so padding needs a word that texts do not contain.
-    config = GPT2Config(
-        vocab_size=WORDS + 1, n_embd=96, n_layer=3, n_head=4, n_positions=LENGTH, num_labels=4, pad_token_id=WORDS,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return Logits(GPT2ForSequenceClassification(config))
-
-
 class Logits(nn.Module):
     """A network of transformers that returns its logits alone."""
 
