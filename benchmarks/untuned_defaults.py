@@ -33,14 +33,18 @@ from untuned_networks import (
     WORDS,
     DenseNet,
     Mixer,
+    PreActivation,
     Residual,
     TextCNN,
+    TextGRU,
     TextTransformer,
+    UNet,
     all_convolutional,
     bert,
     deep_mlp,
     deep_vgg,
     imported,
+    layer_norm_mlp,
     mlp,
     plain_cnn,
     plain_vgg,
@@ -69,6 +73,7 @@ class Pair:
     rest: str = "sgd"
     weight_decay: float = 5e-4
     schedule: str = "linear"  # or "cosine", "constant"
+    nesterov: bool = False
     images: int | None = None  # train on this many images only, the first ones
 
 
@@ -157,6 +162,18 @@ PAIRS = [
     Pair("MLP, nine hidden layers", lambda: deep_mlp(784, 9), "fashion", "neurons", 800, 64, 1e-3, "adamw", 0.01),
     # Tried after the constants were fixed: it made REACH necessary.
     Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 0.05),
+    # The next three failed when they were first tried, and led to the bounds beside AdamW and for gates.
+    Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 2e-3, "adamw", 0.01),
+    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "weights", 300, 48, 0.05,
+         schedule="cosine", nesterov=True),
+    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "filters", 300, 48, 2e-3,
+         "adamw", 0.01),
+    Pair("pre-activation ResNet", lambda: PreActivation(3), "cifar", "filters", 400, 32, 0.1),
+    # Tried while these bounds were chosen, which were not chosen on them.
+    Pair("U-Net with gates", UNet, "fashion", "filters", 300, 32, 0.05, schedule="cosine"),
+    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "neurons", 1_000, 64, 0.05),
+    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "weights", 600, 64, 1e-3, "adamw", 0.01),
+    Pair("GRU", TextGRU, "text", "neurons", 500, 32, 0.05),
 ]  # fmt: skip
 
 
@@ -174,9 +191,13 @@ def make_optimizer(pair: Pair, model: nn.Module, constrained: bool, settings: di
 
     if constrained:
         groups = constrain(model, pair.kind, report=None, **{"steps": pair.steps, **settings})
-        return SFW(groups, lr=pair.lr, momentum=0.9, rest=pair.rest, weight_decay=pair.weight_decay)
+        return SFW(
+            groups, lr=pair.lr, momentum=0.9, rest=pair.rest, weight_decay=pair.weight_decay, nesterov=pair.nesterov
+        )
     if pair.rest == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=pair.lr, momentum=0.9, weight_decay=pair.weight_decay)
+        return torch.optim.SGD(
+            model.parameters(), lr=pair.lr, momentum=0.9, weight_decay=pair.weight_decay, nesterov=pair.nesterov
+        )
     return torch.optim.AdamW(model.parameters(), lr=pair.lr, weight_decay=pair.weight_decay)
 
 

@@ -54,6 +54,12 @@ def mlp(inputs: int, norm: bool = False) -> nn.Module:
     )
 
 
+def layer_norm_mlp(inputs: int, hidden: int = 4, width: int = 192) -> nn.Module:
+    widths = [inputs, *[width] * hidden]
+    layers = [part for n, m in pairwise(widths) for part in (nn.Linear(n, m), nn.LayerNorm(m), nn.GELU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, 10))
+
+
 def deep_mlp(inputs: int, hidden: int = 6) -> nn.Module:
     """A stack of linear layers without norms, with the initialisation of He et al."""
     widths = [inputs, *[128] * hidden]
@@ -153,6 +159,20 @@ class TextCNN(nn.Module):
         return self.head(F.relu(self.hidden(x)))
 
 
+class TextGRU(nn.Module):
+    """A recurrent layer in both directions, which no kind constrains, and linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 48)
+        self.recurrent = nn.GRU(48, 64, batch_first=True, bidirectional=True)
+        self.hidden = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(self.recurrent(self.embed(x))[0].amax(1)))
+
+
 class Mixer(nn.Module):
     """An MLP-mixer for 8 x 8 digits: layer norms without attention."""
 
@@ -204,6 +224,80 @@ class DenseNet(nn.Module):
         for layer in self.layers:
             x = torch.cat([x, layer(x)], 1)
         return self.head(F.relu(self.norm(x)).mean((2, 3)))
+
+
+class PreActivation(nn.Module):
+    """A residual network whose norms precede its convolutions, initialised by fan-out."""
+
+    def __init__(self, channels: int, widths: Sequence[int] = (16, 32)) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "first": nn.Sequential(
+                        nn.BatchNorm2d(n), nn.ReLU(), nn.Conv2d(n, m, 3, m // n, padding=1, bias=False)
+                    ),
+                    "second": nn.Sequential(nn.BatchNorm2d(m), nn.ReLU(), nn.Conv2d(m, m, 3, padding=1, bias=False)),
+                    "shortcut": nn.Identity() if n == m else nn.Conv2d(n, m, 1, m // n, bias=False),
+                }
+            )
+            for n, m in pairwise([widths[0], *widths])
+        )
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.head = nn.Linear(widths[-1], 10)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block["shortcut"](x) + block["second"](block["first"](x))
+        return self.head(F.relu(self.norm(x)).mean((2, 3)))
+
+
+class UNet(nn.Module):
+    """An encoder and a decoder with skip connections and gates on channels; the class is the mean of its map."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_gated(n, m) for n, m in pairwise([1, width, 2 * width]))
+        self.bottom = _gated(2 * width, 4 * width)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * n, n, 2, 2) for n in (2 * width, width))
+        self.merge = nn.ModuleList(_gated(2 * n, n) for n in (2 * width, width))
+        self.head = nn.Conv2d(width, 10, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for block in self.down:
+            skipped.append(block(x))
+            x = F.max_pool2d(skipped[-1], 2)
+        x = self.bottom(x)
+        for up, merge, skip in zip(self.up, self.merge, reversed(skipped), strict=True):
+            x = merge(torch.cat([up(x), skip], 1))
+        return self.head(x).mean((2, 3))
+
+
+def _gated(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(),
+        nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), Gate(outputs),
+    )  # fmt: skip
+
+
+class Gate(nn.Module):
+    """Multiplies channels by numbers in (0, 1) that depend on the means of all channels (squeeze and excitation)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.numbers = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels // 4, 1), nn.ReLU(),
+            nn.Conv2d(channels // 4, channels, 1), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.numbers(x)
 
 
 def all_convolutional() -> nn.Module:

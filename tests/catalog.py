@@ -16,7 +16,7 @@ from sparsefw.optim import Diameter, FastGradient, Gradient, Horizon, Unscaled
 SHAPES = [(7,), (1,), (5, 4), (4, 5), (6, 3, 2, 2), (1, 5), (5, 1)]
 RULES = [
     Gradient(), FastGradient(), Diameter(), Unscaled(), Gradient(of_batch=True), Horizon(steps=30, renewals=0.4),
-    Horizon(steps=30, renewals=0.4, reach=0.02),
+    Horizon(steps=30, renewals=0.4, reach=0.02), Horizon(steps=30, renewals=0.4, reach=0.02, beside="adamw"),
 ]  # fmt: skip
 
 

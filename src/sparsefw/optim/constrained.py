@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -45,6 +46,7 @@ def constrained_step(group: Group, part: StackSlice, norms: Mapping[Tensor, Tens
         diameter=region.diameter(stack.layout.shape),
         batch=block_gradient_norms(norms, blocks).to(momentum.dtype),
         taken=stack.figures.taken[span],
+        entries=math.prod(stack.layout.shape),
         healthy=healthy,
     )
     if stack.by_rows:

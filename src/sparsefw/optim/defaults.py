@@ -12,7 +12,7 @@ from sparsefw.geometry import Groups, Spectrum, View
 from sparsefw.kinds import WEIGHTS
 from sparsefw.layer_types import CONVOLUTIONS, NORMALISATION, TRANSPOSED
 from sparsefw.optim.radius import LARGEST_GROWTH
-from sparsefw.optim.rescale import LARGEST_SHARE, Horizon
+from sparsefw.optim.rescale import LARGEST_SHARE, SURE_SHARE, Horizon
 
 # How often a training renews its weights. SGD with the usual weight decay does so about 10 times in the paper's CIFAR-10 runs.
 # Convolutions before norms lose nothing at 20, and much more of them can be removed (digits, 10,000 steps: the same at 30).
@@ -22,9 +22,15 @@ RENEWALS_OF_SCALES = 10.0  # of weights whose scale matters
 # replaced. The scale of other weights matters, and networks of these (a ViT most of all) lose accuracy from a share of 0.0075 on.
 SAFE_SHARE = 0.01
 SAFE_SHARE_OF_SCALES = 0.005
-# A step of the default length moves weights at most this many times as far as SGD would. Deep networks with small gradients are
-# lost in some hundred steps otherwise: a GhostNet has 20 % of CIFAR-10 where SGD has 39; 42 at 2, 36 at 4, 33 at 8.
+# A step of the default length moves weights at most this many times as far as SGD or AdamW would. Deep networks with small
+# gradients are lost in some hundred steps otherwise: a GhostNet has 20 % of CIFAR-10 where SGD has 39; 42 at 2, 36 at 4, 33 at 8.
 REACH = 2.0
+# A convolution without a norm of its own, in a network where others have one, is mostly a gate that multiplies activations. The
+# scale of its weights matters, and its gradients are small. It moves no further than in SGD, and in trainings below this number
+# of steps even a share of SURE_SHARE is too much for it: with that and REACH, a MobileNetV3 loses 5 and 9 points in 300 steps
+# (two seeds; 2 and 4 as it is).
+REACH_OF_GATES = 1.0
+_SURE_STEPS_OF_GATES = 10_000
 LARGEST_SHARE_OF_SCALES = 0.01  # where the user gives renewals; at 0.03 a CNN without norms stays at chance
 # Layers in a row without normalisation multiply each other's changes. There a step may change a weight by this share of its norm
 # under He's initialisation, divided by the number of other layers: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01
@@ -51,6 +57,26 @@ def has_scale_free_convolutions(model: nn.Module) -> bool:
     return 2 * norms >= max(1, sum(is_convolution(module) for module in modules))
 
 
+def convolutions_before_norms(model: nn.Module) -> set[nn.Module]:
+    """Return the convolutions that a norm follows, before any other layer of weights, by their order in the model.
+
+    Some models define their norms after all convolutions of a block: there as many norms as convolutions are enough.
+    """
+    found: set[nn.Module] = set()
+    last: nn.Module | None = None
+    for module in model.modules():
+        parts = list(module.children())
+        convolutions = {part for part in parts if is_convolution(part)}
+        if sum(_is_norm(part) for part in parts) >= len(convolutions):
+            found |= convolutions
+        if isinstance(module, WEIGHTS.layers):
+            last = module
+        elif last is not None and _is_norm(module):
+            found |= {last} if is_convolution(last) else set()
+            last = None
+    return found
+
+
 def is_normalised(model: nn.Module) -> bool:
     """Whether the network has any normalisation layer."""
     return any(isinstance(module, NORMALISATION) for module in model.modules())
@@ -71,10 +97,14 @@ def unnormalised_depth(model: nn.Module) -> int:
             layers += 1
             depth += 1
             longest = max(longest, depth)
-        elif isinstance(module, NORMALISATION) or _is_norm_by_name(module):
+        elif _is_norm(module):
             norms += 1
             depth = 0
     return 0 if 4 * norms >= layers else longest
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, NORMALISATION) or _is_norm_by_name(module)
 
 
 def _is_norm_by_name(module: nn.Module) -> bool:
@@ -99,27 +129,33 @@ def safe_share_without_norms(depth: int, he_norm_ratio: float) -> float:
 
 
 def horizon_for(
-    steps: int, renewals: float | None, scale_free: bool, safe_share: float = SAFE_SHARE_OF_SCALES
+    steps: int,
+    renewals: float | None,
+    scale_free: bool,
+    safe_share: float = SAFE_SHARE_OF_SCALES,
+    is_gate: bool = False,
 ) -> Horizon:
     """Return the step-size rule for a block of weights.
 
     Args:
         steps: optimizer steps of the whole training.
         renewals: how often the weights are to be renewed, by steps of at most the largest share; None: at most as often as usual,
-            by steps of at most the safe share that do not move weights much further than SGD would.
+            by steps of at most the safe share that do not move weights much further than SGD or AdamW would.
         scale_free: whether norms remove the scale of these weights.
         safe_share: of weights whose scale matters.
+        is_gate: whether these are convolutions without a norm, in a network where others have one.
     """
     Horizon(steps, RENEWALS if renewals is None else renewals)  # raises where one of them is out of range
     if renewals is None:
         wanted = RENEWALS if scale_free else RENEWALS_OF_SCALES
         largest_share = SAFE_SHARE if scale_free else safe_share
-        reach: float | None = REACH
+        reach: float | None = REACH_OF_GATES if is_gate else REACH
     else:
         wanted = float(renewals)
         largest_share = LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
         reach = None
-    return Horizon(steps, min(wanted, largest_share * steps / 2), reach=reach)
+    sure_share = SURE_SHARE * min(steps / _SURE_STEPS_OF_GATES, 1) if is_gate else SURE_SHARE
+    return Horizon(steps, min(wanted, largest_share * steps / 2), reach=reach, sure_share=sure_share)
 
 
 def default_k(view: View, steps: int) -> float:

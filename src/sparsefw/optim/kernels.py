@@ -29,6 +29,7 @@ class StepSetting(NamedTuple):
     radius, diameter   of the region; the diameter in the L2 norm
     batch              (b,) ||g|| of this batch
     taken              (b,) the steps taken before
+    entries            how many weights a block has
     healthy            see the legend
     """
 
@@ -38,11 +39,12 @@ class StepSetting(NamedTuple):
     diameter: float
     batch: Tensor
     taken: Tensor
+    entries: int
     healthy: Tensor | None
 
     def step_size(self, momentum: Tensor, distance: Tensor) -> StepSize:
         """Return eta from ||m|| and ||v - theta||; 0 on an unhealthy step."""
-        inputs = RuleInputs(momentum, self.batch, distance, self.diameter, self.taken)
+        inputs = RuleInputs(momentum, self.batch, distance, self.diameter, self.taken, self.entries)
         eta, clamped = step_size(self.rule, self.lr, inputs)
         if self.healthy is None:
             return StepSize(eta, clamped)

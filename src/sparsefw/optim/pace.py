@@ -13,6 +13,7 @@ from sparsefw.optim.defaults import (
     DEEP_WITHOUT_NORMS,
     RENEWALS,
     SAFE_SHARE_OF_SCALES,
+    convolutions_before_norms,
     has_scale_free_convolutions,
     horizon_for,
     is_convolution,
@@ -38,6 +39,7 @@ class Pace:
         self.renewals = renewals
         self.momentum = checked_momentum(momentum)
         self._scale_free = has_scale_free_convolutions(model)
+        self._before_norms = convolutions_before_norms(model) if self._scale_free else set()
         layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
         self.depth = unnormalised_depth(model)
         self._last_layer = layers[-1] if layers else None
@@ -51,12 +53,20 @@ class Pace:
         if block not in self._horizons:
             scale_free = any(self.only_turns(c) for c in members)
             safe_share = self._safe_share(members) if self.multiplies(members) else SAFE_SHARE_OF_SCALES
-            self._horizons[block] = horizon_for(self.steps, self.renewals, scale_free, safe_share)
+            self._horizons[block] = horizon_for(
+                self.steps, self.renewals, scale_free, safe_share, self._is_gate(members)
+            )
         return self._horizons[block]
 
     def multiplies(self, members: Sequence[Candidate]) -> bool:
         """Whether changes of this block multiply with those of many other layers, without a norm between them."""
         return self.depth >= DEEP_WITHOUT_NORMS and not any(self.only_turns(c) for c in members)
+
+    def _is_gate(self, members: Sequence[Candidate]) -> bool:
+        """Whether these are convolutions without a norm, in a network where others have one."""
+        return self._scale_free and all(
+            is_convolution(c.alias.module) and c.alias.module not in self._before_norms for c in members
+        )
 
     def _safe_share(self, members: Sequence[Candidate]) -> float:
         """Return the largest safe share of a block in a deep row of layers without norms.
@@ -87,4 +97,4 @@ class Pace:
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
-        return self.steps is not None and self._scale_free and is_convolution(member.alias.module)
+        return self.steps is not None and member.alias.module in self._before_norms

@@ -34,7 +34,8 @@ def sfw_reference(
     m = g.clone() if m is None else momentum * m + (1 - dampening) * g
     v = region.lmo(m)
     before = torch.full((1,), float(taken), dtype=torch.float64)
-    inputs = RuleInputs(m.norm()[None], g.norm()[None], (v - theta).norm()[None], region.diameter(theta.shape), before)
+    diameter = region.diameter(theta.shape)
+    inputs = RuleInputs(m.norm()[None], g.norm()[None], (v - theta).norm()[None], diameter, before, theta.numel())
     eta, _ = step_size(rule, lr, inputs)
     theta.lerp_(v, eta[0])
     return m

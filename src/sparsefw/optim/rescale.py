@@ -4,7 +4,7 @@ A Frank-Wolfe step is theta <- (1 - eta) theta + eta v: eta is a share of the wa
 learning rate into that share, for all blocks of a stack at once (tensors of shape (b,)):
 
     Horizon        eta = min(2 R / T, 0.03) * min(lr / lr_0, 1 - t / T)    R renewals in T steps: the default; it may be bounded
-                                                                           by a multiple of the displacement in SGD
+                                                                           by a multiple of the displacement in SGD or AdamW
     Gradient       eta = lr ||m|| / ||v - theta||                          displacement exactly lr ||m||, as in SGD: the paper's
     FastGradient   eta = lr ||m|| / (D / 2)                                the same with a constant denominator, as in its theorem
     Diameter       eta = lr / D                                            displacement at most lr (Pokutta et al. 2020)
@@ -32,9 +32,11 @@ from sparsefw.scalars import is_number, is_whole
 LARGEST_SHARE = 0.03
 # With more renewals, a weight that is never chosen vanishes in float32 long before the end, and chosen ones learn no better.
 MOST_RENEWALS = 100
-# Shares up to this one are not bounded by `reach`: they harm no network, however small its gradients, and long trainings need
-# them all.
+# Shares up to this one are not bounded by `reach`: long trainings need them all, and most layers bear them in short ones, however
+# small their gradients.
 SURE_SHARE = 0.001
+# AdamW moves an entry by this part of lr in the root mean square on white noise, by the usual decay 0.9 of its average.
+_ADAMW_STEP = math.sqrt((1 - 0.9) / (1 + 0.9))
 
 
 class RuleInputs(NamedTuple):
@@ -45,6 +47,7 @@ class RuleInputs(NamedTuple):
     distance   ||v - theta||
     diameter   the L2 diameter of the region
     taken      the steps taken before
+    entries    how many weights the block has
     """
 
     momentum: Tensor
@@ -52,6 +55,7 @@ class RuleInputs(NamedTuple):
     distance: Tensor
     diameter: float
     taken: Tensor
+    entries: int
 
 
 class Rescale(ABC):
@@ -93,13 +97,16 @@ class Horizon(Rescale):
     cosine). A unit that is never chosen decays by exp(-renewals), whatever the length of training, the scale of gradients and
     weights, and the learning rate of other groups. Past `steps` the share keeps its last value.
 
-    Such steps are as large where gradients are small. With `reach`, a share above 0.001 moves the weights by at most
-    reach * lr ||m||, that many times as far as SGD would: eta <= max(reach * lr ||m|| / ||v - theta||, 0.001).
+    Such steps are as large where gradients are small. With `reach`, a share above `sure_share` moves the weights at most that
+    many times as far as SGD or AdamW would: eta <= max(reach * lr * length / ||v - theta||, sure_share). The length is ||m|| for
+    SGD, and 0.23 sqrt(entries) for AdamW, that of its step on white noise.
 
     steps      optimizer steps of the whole training
     renewals   the sum of all shares, above 0 and at most 100
     full_lr    the learning rate at which the share is full; None: that of the group when it is added to the optimizer
-    reach      see above; None: no such bound. An optimizer whose other weights take AdamW steps drops it: there lr is not SGD's
+    reach      see above; None: no such bound
+    sure_share see above
+    beside     "sgd" or "adamw": whose learning rate lr is; None: that of the optimizer's `rest`
 
     >>> Horizon(steps=10_000, renewals=20).rate
     0.004
@@ -109,6 +116,8 @@ class Horizon(Rescale):
     renewals: float
     full_lr: float | None = None
     reach: float | None = None
+    sure_share: float = SURE_SHARE
+    beside: str | None = None
 
     def __post_init__(self) -> None:
         if not (is_whole(self.steps) and self.steps >= 1):
@@ -124,15 +133,23 @@ class Horizon(Rescale):
             )
         if self.reach is not None and not (is_number(self.reach) and 0 < self.reach < math.inf):
             raise ValueError(f"reach must be a number above 0, or None, got {self.reach!r}")
+        if not (is_number(self.sure_share) and 0 <= self.sure_share <= 1):
+            raise ValueError(f"sure_share must be a number from 0 to 1, got {self.sure_share!r}")
+        if self.beside not in (None, "sgd", "adamw"):
+            raise ValueError(f"beside must be 'sgd', 'adamw' or None, got {self.beside!r}")
 
     @property
     def rate(self) -> float:
         """The largest share of the training."""
         return min(2 * self.renewals / self.steps, LARGEST_SHARE)
 
+    def adamw_length(self, entries: int) -> float | None:
+        """Return the length of AdamW's steps on so many weights, relative to lr; None beside SGD, whose length is ||m||."""
+        return _ADAMW_STEP * math.sqrt(entries) if self.beside == "adamw" else None
+
     def starting_at(self, lr: float, rest: str = "sgd") -> Horizon:
         full_lr = lr if self.full_lr is None else self.full_lr
-        return replace(self, full_lr=full_lr, reach=self.reach if rest == "sgd" else None)
+        return replace(self, full_lr=full_lr, beside=self.beside or rest)
 
     def share(self, lr: float | Tensor, inputs: RuleInputs) -> Tensor:
         if self.full_lr is None:
@@ -143,8 +160,9 @@ class Horizon(Rescale):
         share = (self.rate * lower).to(inputs.momentum.dtype)
         if self.reach is None:
             return share
-        sgd_share = Gradient().share(lr, inputs)
-        return torch.minimum(share, (self.reach * sgd_share).clamp(min=SURE_SHARE))
+        length = self.adamw_length(inputs.entries)
+        bound = self.reach * lr * ((inputs.momentum if length is None else length) / inputs.distance)
+        return torch.minimum(share, bound.clamp(min=self.sure_share))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsefw.optim.rescale import SURE_SHARE, Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
+from sparsefw.optim.rescale import Diameter, FastGradient, Gradient, Horizon, Rescale, Unscaled
 
 # The widest load, and how many numbers it has: can_fuse takes tensors of float32 only.
 LOAD_BYTES = tl.constexpr(16)
@@ -13,7 +13,6 @@ LOAD_NUMBERS = tl.constexpr(4)
 SMALL = tl.constexpr(32)  # the size of the matrices that choose among directions: at least subspace.FOLLOWED
 # 64 sqrt(tiny) of float32, as in gauges.negligible.
 _NEGLIGIBLE = tl.constexpr(64 * 2.0**-63)
-_SURE_SHARE = tl.constexpr(SURE_SHARE)
 _UNSCALED = tl.constexpr(0)
 _DIAMETER = tl.constexpr(1)
 _GRADIENT = tl.constexpr(2)
@@ -35,18 +34,20 @@ def rule_number(rule: Rescale) -> int | None:
     return None if number is None else number.value + _OF_BATCH.value * getattr(rule, "of_batch", False)
 
 
-SCALES = tl.constexpr(5)  # numbers that `rule_scales` gives for a block
+SCALES = tl.constexpr(7)  # numbers that `rule_scales` gives for a block
 
 
-def rule_scales(rule: Rescale, diameter: float) -> tuple[float, float, float, float, float]:
+def rule_scales(rule: Rescale, diameter: float, entries: int) -> tuple[float, ...]:
     """Return the numbers from which `step_size` below computes a share.
 
-    They are the diameter, and of Horizon the rate, full lr, steps and reach, which is 0 where there is none.
+    They are the diameter, and of Horizon the rate, full lr, steps, reach, sure share and the length of AdamW's step on a block
+    of so many entries. The reach is 0 where there is none, and the length is 0 beside SGD.
     """
     if isinstance(rule, Horizon):
         assert rule.full_lr is not None
-        return diameter, rule.rate, rule.full_lr, float(rule.steps), rule.reach or 0.0
-    return diameter, 0.0, 1.0, 1.0, 0.0
+        bounds = (rule.reach or 0.0, rule.sure_share, rule.adamw_length(entries) or 0.0)
+        return diameter, rule.rate, rule.full_lr, float(rule.steps), *bounds
+    return diameter, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0
 
 
 @triton.jit
@@ -87,7 +88,10 @@ def step_size(lr, momentum, batch, distance, taken, scales, RULE: tl.constexpr):
         steps = tl.load(scales + 3)
         reach = tl.load(scales + 4)
         raw = rate * tl.minimum(lr / full_lr, tl.maximum(1 - taken / steps, 1 / steps))
-        bound = tl.maximum(reach * lr * momentum / tl.where(distance > 0, distance, 1.0), _SURE_SHARE)
+        sure_share = tl.load(scales + 5)
+        adamw_length = tl.load(scales + 6)
+        length = tl.where(adamw_length > 0, adamw_length, momentum)
+        bound = tl.maximum(reach * lr * length / tl.where(distance > 0, distance, 1.0), sure_share)
         raw = tl.where(reach > 0, tl.minimum(raw, bound), raw)
     moves = (momentum > _NEGLIGIBLE) & (distance > 0)
     eta = tl.where(moves, tl.minimum(tl.maximum(raw, 0.0), 1.0), 0.0)

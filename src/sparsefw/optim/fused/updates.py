@@ -7,6 +7,7 @@ is proportional to the k largest magnitudes, or, for entries, flat on them. Bloc
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ class BlockUpdate(Update):
                 table.buffers[t] = buffer
         # Rounded to float32, the dtype of weights: at a vertex the distance to it is then exactly 0.
         self.radii = _doubles([block.region.radius for block in blocks], device).float().double()
-        scales = [rule_scales(block.group["rescale"], block.region.diameter(block.shape)) for block in blocks]
+        scales = [
+            rule_scales(block.group["rescale"], block.region.diameter(block.shape), math.prod(block.shape))
+            for block in blocks
+        ]
         self.scales = _doubles(scales, device)
         self.supports = integers([block.support for block in blocks], device)
         self.rates = Addresses(len(blocks), device, fleeting=True)
