@@ -7,6 +7,7 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -122,12 +123,13 @@ def test_settings_of_recipes_exist(page):
     """Names such as train.epochs, in code."""
     sections = RunConfig.model_fields
     pattern = rf"[`\s](?:--set )?((?:{'|'.join(sections)})(?:\.[a-z_]+)+)(?=[`=:\s*])"
-    for name in set(re.findall(pattern, page.read_text())) - SAVED:
+    for name in set(re.findall(pattern, page.read_text())) - SAVED - {"sizes.py"}:
         section, field, *_ = name.split(".")
         if section == "method":
             assert any(field in method.model_fields for method in METHODS.values()), name
         else:
-            assert field in sections[section].annotation.model_fields, name
+            members = get_args(sections[section].annotation) or (sections[section].annotation,)
+            assert field in members[0].model_fields, name
 
 
 def test_data_sets_of_the_training_page_are_the_registered_ones():
