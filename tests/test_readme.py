@@ -23,7 +23,7 @@ from sparsefw.train import load_recipe
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
-SHOWN = README + (ROOT / "docs" / "optimizer.md").read_text()
+SHOWN = README + "".join((ROOT / "docs" / page).read_text() for page in ("optimizer.md", "sizes.md"))
 
 
 def snippets() -> list[str]:
