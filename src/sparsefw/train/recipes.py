@@ -31,7 +31,7 @@ def recipe_descriptions() -> dict[str, str]:
             continue
         variants = _variants(read_yaml(file.read_text(), file.name), file.name.removesuffix(".yaml"))
         for name, values in variants.items():
-            described[name] = f"{values.get('about', '')}; {_method_text(values['method'])}"
+            described[name] = f"{values.get('about', '')}; {_method_text(values['method'])}{_sizes_text(values)}"
     return described
 
 
@@ -57,6 +57,12 @@ def _method_text(method: dict[str, Any]) -> str:
     """Return a method in words, such as "sparsefw filters k=0.2 w=20"."""
     settings = [f"{key}={value}" for key, value in method.items() if key not in ("name", "kind")]
     return " ".join([method["name"], *([method["kind"]] if "kind" in method else []), *settings])
+
+
+def _sizes_text(values: dict[str, Any]) -> str:
+    """Return what a recipe is trained over in words, such as " over sizes form=masked"; nothing for other recipes."""
+    sizes = values.get("sizes")
+    return "" if sizes is None else " ".join([" over sizes", *(f"{key}={value}" for key, value in sizes.items())])
 
 
 def load_recipe(name: str, /, changes: Sequence[str] = (), **fields: Any) -> RunConfig:
