@@ -50,8 +50,10 @@ class Model(nn.Module):
 @pytest.mark.parametrize("number", range(len(snippets())))
 def test_snippets_run(number, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    model = Model()
     surroundings = {
-        "model": Model(),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "build_model": Model,
         "number_of_steps": 100,
         "loader": [(torch.randn(8, 3, 8, 8), torch.arange(8)) for _ in range(2)],
