@@ -45,7 +45,7 @@ def run_demo(folder: Path, seed: int, quiet: bool) -> Outcome:
         trained_runs[variant] = TrainedRun.open(folder / variant)
     _measure_curves(trained_runs, folder, quiet)
     if not quiet:
-        print_status(f"searching the smallest network within {DROP} points of the dense one ...")
+        print_status("searching the smallest network within a point of the dense one ...")
     settings = dict(target=f"drop={DROP}", by=["filters"], progress=False if quiet else None)
     small = compress_run(trained_runs[OVER_SIZES], folder / "small", True, settings)
     validation = trained_runs[OVER_SIZES].data.validation
@@ -58,9 +58,7 @@ def run_demo(folder: Path, seed: int, quiet: bool) -> Outcome:
     for kind in SHOWN_KINDS:
         lines.append(f"{kind} removed, never retrained: accuracy in % on the test images")
         lines.append(ratio_table(runs, kind, "removed").text() + "\n")
-    lines.append(
-        f"the smallest network within {DROP} points of the dense one on the {len(validation)} validation images:"
-    )
+    lines.append(f"the smallest network within a point of the dense one on the {len(validation)} validation images:")
     lines += [small.text, "", EXPLANATION, ""]
     lines.append(f"Look at {', '.join(map(str, pictures))}, and open {page} in a browser.")
     record = {

@@ -207,6 +207,10 @@ def refit_sentence(comparison: Comparison) -> str | None:
     return f"With the remaining weights fitted in closed form to unlabelled images: {ranked(values, comparison.metric_name)}."
 
 
+# What a run was trained for is part of its method's name, also where no other run differs in it.
+_KEPT_WORDS = frozenset({"over", "sizes", "sizes,", "fine-tuned"})
+
+
 def short_names(methods: Sequence[str], kept: Collection[str] = ()) -> dict[str, str]:
     """Return every method without the words that all methods of its first word share.
 
@@ -215,13 +219,17 @@ def short_names(methods: Sequence[str], kept: Collection[str] = ()) -> dict[str,
 
     >>> short_names(["SparseFW filters k=0.1", "SparseFW filters k=0.3", "SGD"])
     {'SparseFW filters k=0.1': 'SparseFW k=0.1', 'SparseFW filters k=0.3': 'SparseFW k=0.3', 'SGD': 'SGD'}
+    >>> short_names(["SparseFW filters k=0.3 over sizes", "SGD"])
+    {'SparseFW filters k=0.3 over sizes': 'SparseFW over sizes', 'SGD': 'SGD'}
     """
     words = {method: method.split(" ") for method in methods}
     sizes = Counter(first for first, *_ in words.values())
     shared = Counter((first, word) for first, *rest in words.values() for word in set(rest))
     short = {}
     for method, (first, *rest) in words.items():
-        distinctive = [word for word in rest if shared[first, word] < sizes[first] or word in kept]
+        distinctive = [
+            word for word in rest if shared[first, word] < sizes[first] or word in kept or word in _KEPT_WORDS
+        ]
         short[method] = " ".join([first, *distinctive])
     return short if len(set(short.values())) == len(short) else {method: method for method in methods}
 
