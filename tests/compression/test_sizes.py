@@ -262,6 +262,20 @@ def test_wrapped_networks():
     torch.testing.assert_close(compiled(X), model(X))
 
 
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_compiled_networks(calls_before):
+    torch._dynamo.reset()
+    model = normed().eval()
+    with smaller(copy.deepcopy(model), filters=0.5, example=X) as alone:
+        expected = alone(X)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(calls_before):
+        compiled(X)
+    with smaller(compiled, filters=0.5):
+        assert torch.allclose(compiled(X), expected, atol=1e-6)
+    assert not model._forward_pre_hooks and not compiled._forward_pre_hooks
+
+
 def test_keyword_arguments():
     net = Net(lambda net, x: net.b(torch.relu(net.a(x))), a=nn.Linear(8, 6), b=nn.Linear(6, 2))
     with smaller(net, neurons=0.5):

@@ -25,6 +25,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
@@ -34,7 +35,7 @@ from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
 from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES
 from sparsefw.compression.settings import REMOVED, Settings
-from sparsefw.compression.structure.layers import unwrapped
+from sparsefw.compression.structure.layers import unwrapped, with_wrappers
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.randomness import generator
 from sparsefw.scalars import is_int, is_number
@@ -155,11 +156,12 @@ def smaller(
         raise ValueError("give how much to remove of one kind, such as filters=0.7")
     settings = Settings(calibration, example, form=form, score=score, include=include, exclude=exclude)
     ((kind, ratio),) = amounts.items()
-    return _smaller(unwrapped(model), kind, ratio, settings)
+    return _smaller(with_wrappers(model), kind, ratio, settings)
 
 
 @contextmanager
-def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
+def _smaller(wrapped: Sequence[nn.Module], kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
+    model = wrapped[-1]
     data = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
     example = settings.example if data is None or settings.example is not None else data.example
     with ExitStack() as restored:
@@ -174,26 +176,35 @@ def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> 
             if data is not None:
                 recalibrate_(model, data)
         else:
-            restored.enter_context(_before_first_call(model, cut))
+            restored.enter_context(_before_first_call(wrapped, cut))
         yield model
 
 
 @contextmanager
-def _before_first_call(model: nn.Module, act: Callable[[Any], None]) -> Iterator[None]:
-    """Call a function with the inputs of the model's first call in the block, before that call."""
+def _before_first_call(wrapped: Sequence[nn.Module], act: Callable[[Any], None]) -> Iterator[None]:
+    """Call a function with the inputs of the model's first call in the block, before that call.
+
+    Every wrapper is watched: a graph that torch.compile has compiled before would not call hooks of the model inside.
+    """
+    handles: list[RemovableHandle] = []
+    model = wrapped[-1]
 
     def first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        handle.remove()  # the search for channels calls the model too
+        remove()  # the search for channels calls the model too
         if args and kwargs:
             raise ValueError("the model was called with positional and keyword arguments: give smaller() an example=")
         with torch.autocast(device_of(model).type, enabled=False):
             act(first_items(kwargs or args, 2))
 
-    handle = model.register_forward_pre_hook(first, with_kwargs=True)
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
     try:
+        handles += [module.register_forward_pre_hook(first, with_kwargs=True) for module in wrapped]
         yield
     finally:
-        handle.remove()
+        remove()
 
 
 class _Cuts(dict[Hashable, InPlaceCut]):
