@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compression.conftest import accuracy
 from compression.networks import ROWS, X, mlp, normed, unnormed
 from compression.zoo import ZOO, Architecture, Net, outputs
-from sparsefw import Sizes, compress, smaller
+from sparsefw import SFW, Sizes, compress, smaller
 from sparsefw.compression.artifact.plan import Unfuse
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy
@@ -171,6 +171,54 @@ def test_gradients_add_to_those_that_are_there():
     assert not torch.equal(model[0].weight.grad[~gone], first[~gone])
 
 
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_gradients_that_the_block_clears_do_not_come_back():
+    model = normed()
+    with smaller(model, filters=0.5):
+        model(X).square().sum().backward()
+    expected = gradients(model)
+    with smaller(model, filters=0.5):
+        model.zero_grad()
+        model(X).square().sum().backward()
+    for gradient, wanted in zip(gradients(model), expected, strict=True):
+        assert torch.equal(gradient, wanted)
+    with smaller(model, filters=0.5):
+        model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_with_a_graph_add_to_those_that_are_there():
+    model = normed()
+    expected = []
+    for _ in range(2):
+        with smaller(model, filters=0.5):
+            model(X).square().sum().backward(create_graph=True)
+        expected.append([p.grad.detach().clone() for p in model.parameters()])
+    once, twice = expected
+    for gradient, wanted in zip(twice, once, strict=True):
+        assert torch.allclose(gradient, 2 * wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, SFW])
+def test_a_step_in_the_block_is_refused_since_it_would_be_undone(optimizer):
+    model, other = normed(), nn.Linear(2, 2)
+    moves, others = optimizer(model.parameters(), lr=0.1), optimizer(other.parameters(), lr=0.1)
+    before = state(model)
+    with smaller(model, filters=0.5, example=X):
+        model(X).sum().backward()
+        other(torch.ones(2)).sum().backward()
+        others.step()
+        with pytest.raises(RuntimeError, match="call it behind the block"):
+            moves.step()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    moves.step()
+    assert not is_unchanged(model, before)
+
+
 def test_a_backward_pass_behind_the_block_is_refused():
     model = normed().train()
     with smaller(model, filters=0.5):
@@ -273,7 +321,8 @@ def test_compiled_networks(calls_before):
         compiled(X)
     with smaller(compiled, filters=0.5):
         assert torch.allclose(compiled(X), expected, atol=1e-6)
-    assert not model._forward_pre_hooks and not compiled._forward_pre_hooks
+    assert not model._forward_pre_hooks
+    assert not compiled._forward_pre_hooks
 
 
 def test_keyword_arguments():

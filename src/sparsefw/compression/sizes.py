@@ -109,7 +109,7 @@ class Sizes:
 
     @contextmanager
     def smaller(self, ratio: float | None = None) -> Iterator[nn.Module]:
-        """Make the network smaller for the duration of a block, which must contain the backward pass too.
+        """Make the network smaller for the duration of a block: for the forward and the backward pass, not the optimizer's step.
 
         Gradients of what is gone are 0. Afterwards weights and buffers are as they were.
 
