@@ -325,6 +325,43 @@ def test_compiled_networks(calls_before):
     assert not compiled._forward_pre_hooks
 
 
+def test_norms_whose_buffers_were_replaced_since():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    nn.init.normal_(model[1].running_mean)
+    sizes = Sizes(model, "filters", example=X)
+    model.double()
+    expected = compress(model, filters=0.5, example=X.double()).model(X.double())
+    with sizes.smaller(0.5):
+        assert torch.allclose(model(X.double()), expected)
+
+
+def test_inputs_in_half_precision_under_autocast():
+    model = normed().eval()
+    with smaller(copy.deepcopy(model), filters=0.5, example=X) as alone, torch.autocast("cpu", torch.bfloat16):
+        expected = alone(X)
+    with smaller(model, filters=0.5), torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(model(X.bfloat16()), expected)
+
+
+def test_buffers_of_every_kind():
+    def forward(net: Net, x: Tensor) -> Tensor:
+        y = net.last(torch.relu(net.first(x)))
+        net.mean = 0.9 * net.mean + 0.1 * y.detach().mean()  # in evaluation mode too
+        return y + net.expanded
+
+    model = Net(forward, first=nn.Conv2d(3, 8, 3), last=nn.Conv2d(8, 4, 3))
+    model.register_buffer("mean", torch.zeros(()))
+    model.register_buffer("expanded", torch.ones(1).expand(4, 1, 1))
+    buffers = dict(model.named_buffers())
+    sizes = Sizes(model, "filters", example=X)
+    assert dict(model.named_buffers()) == buffers
+    with sizes.smaller(0.5):
+        model(X)
+    assert dict(model.named_buffers()) == buffers
+    assert buffers["mean"] == 0
+
+
 def test_keyword_arguments():
     net = Net(lambda net, x: net.b(torch.relu(net.a(x))), a=nn.Linear(8, 6), b=nn.Linear(6, 2))
     with smaller(net, neurons=0.5):

@@ -24,12 +24,13 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
-from sparsefw.compression.in_place.restriction import InPlaceCut, restricted
+from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
 from sparsefw.compression.kinds import StageRequest, stage_for
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
@@ -194,7 +195,7 @@ def _before_first_call(wrapped: Sequence[nn.Module], act: Callable[[Any], None])
         if args and kwargs:
             raise ValueError("the model was called with positional and keyword arguments: give smaller() an example=")
         with torch.autocast(device_of(model).type, enabled=False):
-            act(first_items(kwargs or args, 2))
+            act(_as_weights(model, first_items(kwargs or args, 2)))
 
     def remove() -> None:
         for handle in handles:
@@ -205,6 +206,16 @@ def _before_first_call(wrapped: Sequence[nn.Module], act: Callable[[Any], None])
         yield
     finally:
         remove()
+
+
+def _as_weights(model: nn.Module, inputs: Any) -> Any:
+    """Return inputs in the precision of the weights: under autocast they may have another one, and the search runs without."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+
+    def converted(t: Any) -> Any:
+        return t.to(dtypes[0]) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+    return tree_map(converted, inputs) if dtypes else inputs
 
 
 class _Cuts(dict[Hashable, InPlaceCut]):
@@ -246,9 +257,10 @@ def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
             f"score={settings.score!r} needs data: in place, channels are ranked by {', '.join(ROW_SCORES)}"
         )
     allocation = ALLOCATIONS[kind.allocation]()
-    stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
-    stage.require_units(kind)
-    return stage.in_place()
+    with unchanged_buffers(model):  # some networks change theirs in evaluation mode too
+        stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
+        stage.require_units(kind)
+        return stage.in_place()
 
 
 def _signature(model: nn.Module) -> Hashable:

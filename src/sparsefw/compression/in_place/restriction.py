@@ -129,7 +129,7 @@ def _no_steps(tensors: Sequence[Tensor]) -> Iterator[None]:
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
     """Restore all buffers after a block, also those that a module replaces by other tensors."""
     owners = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    buffers = [buffer for _, _, buffer in owners]
+    buffers = [buffer for _, _, buffer in owners if not _is_expanded(buffer)]
     before = copies(buffers)
     try:
         yield
@@ -139,6 +139,11 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
                 torch._foreach_copy_(buffers, before)
         for module, name, buffer in owners:
             module._buffers[name] = buffer
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether several entries are one number in memory: torch refuses to write to it, so nobody can have changed it."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
