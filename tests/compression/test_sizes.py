@@ -269,6 +269,21 @@ def test_blocks_within_blocks():
     assert torch.equal(model(X), whole)
 
 
+@pytest.mark.parametrize("inner", ["smaller", "Sizes"])
+def test_a_block_within_one_that_has_not_begun_is_refused(inner):
+    model = normed().eval()
+    sizes = Sizes(model, "filters", example=X)
+    before = state(model)
+    with smaller(model, filters=0.2):
+        block = sizes.smaller(0.7) if inner == "Sizes" else smaller(model, filters=0.7, example=X)
+        with pytest.raises(ValueError, match="example="), block:
+            model(X)
+        model(X)
+        with sizes.smaller(0.7):
+            model(X)
+    assert is_unchanged(model, before)
+
+
 def test_statistics_of_the_block_are_thrown_away_and_can_be_recomputed(small_resnet, batches):
     small = compress(small_resnet, calibration=batches, filters=0.5, refit=False).model
     before = state(small_resnet)

@@ -119,6 +119,7 @@ class Sizes:
         """
         if ratio is not None:
             self.choose(ratio)
+        _require_nothing_waits(self._model)
         with restricted(self._model, self._cut.restriction(self._numbers)):
             yield self._model
 
@@ -163,6 +164,7 @@ def smaller(
 @contextmanager
 def _smaller(wrapped: Sequence[nn.Module], kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
     model = wrapped[-1]
+    _require_nothing_waits(model)
     data = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
     example = settings.example if data is None or settings.example is not None else data.example
     with ExitStack() as restored:
@@ -206,6 +208,12 @@ def _before_first_call(wrapped: Sequence[nn.Module], act: Callable[[Any], None])
         yield
     finally:
         remove()
+
+
+def _require_nothing_waits(model: nn.Module) -> None:
+    """Refuse a block within one that waits for its first input: that would begin later, and restore the weights of this one."""
+    if any(getattr(hook, "__module__", None) == __name__ for hook in model._forward_pre_hooks.values()):
+        raise ValueError("the block around this one waits for its first input: give its smaller() an example=")
 
 
 def _as_weights(model: nn.Module, inputs: Any) -> Any:
