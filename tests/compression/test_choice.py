@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -337,6 +338,19 @@ def test_the_plan_says_which_and_why(tmp_path):
     )
     save(small, tmp_path / "small")
     assert line in load(tmp_path / "small", mlp).summary()
+
+
+@pytest.mark.parametrize(
+    "plain, refit, words",
+    [
+        (0.5, 0.25, "plain: .* by 0.500 .*, those of refit by 0.250"),
+        (WORST, 0.25, "refit: .* by 0.250 .*, those of plain cannot be compared"),
+        (WORST, WORST, "refit: .* no outputs can be compared"),
+    ],
+)
+def test_words_for_outputs_that_cannot_be_compared(plain, refit, words):
+    assert re.fullmatch(words + ".*", str(Choice(plain, refit, 16)))
+    assert "1000" not in str(Choice(plain, refit, 16))
 
 
 def test_several_kinds_have_a_line_each():

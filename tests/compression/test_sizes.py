@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compression.conftest import accuracy
 from compression.networks import ROWS, X, mlp, normed, unnormed
 from compression.zoo import ZOO, Architecture, Net, outputs
-from sparsefw import Sizes, compress, smaller
+from sparsefw import SFW, Sizes, compress, smaller
 from sparsefw.compression.artifact.plan import Unfuse
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy
@@ -171,6 +171,54 @@ def test_gradients_add_to_those_that_are_there():
     assert not torch.equal(model[0].weight.grad[~gone], first[~gone])
 
 
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_gradients_that_the_block_clears_do_not_come_back():
+    model = normed()
+    with smaller(model, filters=0.5):
+        model(X).square().sum().backward()
+    expected = gradients(model)
+    with smaller(model, filters=0.5):
+        model.zero_grad()
+        model(X).square().sum().backward()
+    for gradient, wanted in zip(gradients(model), expected, strict=True):
+        assert torch.equal(gradient, wanted)
+    with smaller(model, filters=0.5):
+        model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_with_a_graph_add_to_those_that_are_there():
+    model = normed()
+    expected = []
+    for _ in range(2):
+        with smaller(model, filters=0.5):
+            model(X).square().sum().backward(create_graph=True)
+        expected.append([p.grad.detach().clone() for p in model.parameters()])
+    once, twice = expected
+    for gradient, wanted in zip(twice, once, strict=True):
+        assert torch.allclose(gradient, 2 * wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, SFW])
+def test_a_step_in_the_block_is_refused_since_it_would_be_undone(optimizer):
+    model, other = normed(), nn.Linear(2, 2)
+    moves, others = optimizer(model.parameters(), lr=0.1), optimizer(other.parameters(), lr=0.1)
+    before = state(model)
+    with smaller(model, filters=0.5, example=X):
+        model(X).sum().backward()
+        other(torch.ones(2)).sum().backward()
+        others.step()
+        with pytest.raises(RuntimeError, match="call it behind the block"):
+            moves.step()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    moves.step()
+    assert not is_unchanged(model, before)
+
+
 def test_a_backward_pass_behind_the_block_is_refused():
     model = normed().train()
     with smaller(model, filters=0.5):
@@ -221,6 +269,21 @@ def test_blocks_within_blocks():
     assert torch.equal(model(X), whole)
 
 
+@pytest.mark.parametrize("inner", ["smaller", "Sizes"])
+def test_a_block_within_one_that_has_not_begun_is_refused(inner):
+    model = normed().eval()
+    sizes = Sizes(model, "filters", example=X)
+    before = state(model)
+    with smaller(model, filters=0.2):
+        block = sizes.smaller(0.7) if inner == "Sizes" else smaller(model, filters=0.7, example=X)
+        with pytest.raises(ValueError, match="example="), block:
+            model(X)
+        model(X)
+        with sizes.smaller(0.7):
+            model(X)
+    assert is_unchanged(model, before)
+
+
 def test_statistics_of_the_block_are_thrown_away_and_can_be_recomputed(small_resnet, batches):
     small = compress(small_resnet, calibration=batches, filters=0.5, refit=False).model
     before = state(small_resnet)
@@ -260,6 +323,58 @@ def test_wrapped_networks():
     with smaller(compiled, filters=0.5):
         torch.testing.assert_close(compiled(X), half)
     torch.testing.assert_close(compiled(X), model(X))
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_compiled_networks(calls_before):
+    torch._dynamo.reset()
+    model = normed().eval()
+    with smaller(copy.deepcopy(model), filters=0.5, example=X) as alone:
+        expected = alone(X)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(calls_before):
+        compiled(X)
+    with smaller(compiled, filters=0.5):
+        assert torch.allclose(compiled(X), expected, atol=1e-6)
+    assert not model._forward_pre_hooks
+    assert not compiled._forward_pre_hooks
+
+
+def test_norms_whose_buffers_were_replaced_since():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    nn.init.normal_(model[1].running_mean)
+    sizes = Sizes(model, "filters", example=X)
+    model.double()
+    expected = compress(model, filters=0.5, example=X.double()).model(X.double())
+    with sizes.smaller(0.5):
+        assert torch.allclose(model(X.double()), expected)
+
+
+def test_inputs_in_half_precision_under_autocast():
+    model = normed().eval()
+    with smaller(copy.deepcopy(model), filters=0.5, example=X) as alone, torch.autocast("cpu", torch.bfloat16):
+        expected = alone(X)
+    with smaller(model, filters=0.5), torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(model(X.bfloat16()), expected)
+
+
+def test_buffers_of_every_kind():
+    def forward(net: Net, x: Tensor) -> Tensor:
+        y = net.last(torch.relu(net.first(x)))
+        net.mean = 0.9 * net.mean + 0.1 * y.detach().mean()  # in evaluation mode too
+        return y + net.expanded
+
+    model = Net(forward, first=nn.Conv2d(3, 8, 3), last=nn.Conv2d(8, 4, 3))
+    model.register_buffer("mean", torch.zeros(()))
+    model.register_buffer("expanded", torch.ones(1).expand(4, 1, 1))
+    buffers = dict(model.named_buffers())
+    sizes = Sizes(model, "filters", example=X)
+    assert dict(model.named_buffers()) == buffers
+    with sizes.smaller(0.5):
+        model(X)
+    assert dict(model.named_buffers()) == buffers
+    assert buffers["mean"] == 0
 
 
 def test_keyword_arguments():

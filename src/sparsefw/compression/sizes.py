@@ -24,17 +24,19 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
-from sparsefw.compression.in_place.restriction import InPlaceCut, restricted
+from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
 from sparsefw.compression.kinds import StageRequest, stage_for
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
 from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES
 from sparsefw.compression.settings import REMOVED, Settings
-from sparsefw.compression.structure.layers import unwrapped
+from sparsefw.compression.structure.layers import unwrapped, with_wrappers
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.randomness import generator
 from sparsefw.scalars import is_int, is_number
@@ -108,7 +110,7 @@ class Sizes:
 
     @contextmanager
     def smaller(self, ratio: float | None = None) -> Iterator[nn.Module]:
-        """Make the network smaller for the duration of a block, which must contain the backward pass too.
+        """Make the network smaller for the duration of a block: for the forward and the backward pass, not the optimizer's step.
 
         Gradients of what is gone are 0. Afterwards weights and buffers are as they were.
 
@@ -117,6 +119,7 @@ class Sizes:
         """
         if ratio is not None:
             self.choose(ratio)
+        _require_nothing_waits(self._model)
         with restricted(self._model, self._cut.restriction(self._numbers)):
             yield self._model
 
@@ -155,11 +158,13 @@ def smaller(
         raise ValueError("give how much to remove of one kind, such as filters=0.7")
     settings = Settings(calibration, example, form=form, score=score, include=include, exclude=exclude)
     ((kind, ratio),) = amounts.items()
-    return _smaller(unwrapped(model), kind, ratio, settings)
+    return _smaller(with_wrappers(model), kind, ratio, settings)
 
 
 @contextmanager
-def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
+def _smaller(wrapped: Sequence[nn.Module], kind: Kind, ratio: float, settings: Settings) -> Iterator[nn.Module]:
+    model = wrapped[-1]
+    _require_nothing_waits(model)
     data = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
     example = settings.example if data is None or settings.example is not None else data.example
     with ExitStack() as restored:
@@ -174,26 +179,51 @@ def _smaller(model: nn.Module, kind: Kind, ratio: float, settings: Settings) -> 
             if data is not None:
                 recalibrate_(model, data)
         else:
-            restored.enter_context(_before_first_call(model, cut))
+            restored.enter_context(_before_first_call(wrapped, cut))
         yield model
 
 
 @contextmanager
-def _before_first_call(model: nn.Module, act: Callable[[Any], None]) -> Iterator[None]:
-    """Call a function with the inputs of the model's first call in the block, before that call."""
+def _before_first_call(wrapped: Sequence[nn.Module], act: Callable[[Any], None]) -> Iterator[None]:
+    """Call a function with the inputs of the model's first call in the block, before that call.
+
+    Every wrapper is watched: a graph that torch.compile has compiled before would not call hooks of the model inside.
+    """
+    handles: list[RemovableHandle] = []
+    model = wrapped[-1]
 
     def first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        handle.remove()  # the search for channels calls the model too
+        remove()  # the search for channels calls the model too
         if args and kwargs:
             raise ValueError("the model was called with positional and keyword arguments: give smaller() an example=")
         with torch.autocast(device_of(model).type, enabled=False):
-            act(first_items(kwargs or args, 2))
+            act(_as_weights(model, first_items(kwargs or args, 2)))
 
-    handle = model.register_forward_pre_hook(first, with_kwargs=True)
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
     try:
+        handles += [module.register_forward_pre_hook(first, with_kwargs=True) for module in wrapped]
         yield
     finally:
-        handle.remove()
+        remove()
+
+
+def _require_nothing_waits(model: nn.Module) -> None:
+    """Refuse a block within one that waits for its first input: that would begin later, and restore the weights of this one."""
+    if any(getattr(hook, "__module__", None) == __name__ for hook in model._forward_pre_hooks.values()):
+        raise ValueError("the block around this one waits for its first input: give its smaller() an example=")
+
+
+def _as_weights(model: nn.Module, inputs: Any) -> Any:
+    """Return inputs in the precision of the weights: under autocast they may have another one, and the search runs without."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+
+    def converted(t: Any) -> Any:
+        return t.to(dtypes[0]) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+    return tree_map(converted, inputs) if dtypes else inputs
 
 
 class _Cuts(dict[Hashable, InPlaceCut]):
@@ -235,9 +265,10 @@ def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
             f"score={settings.score!r} needs data: in place, channels are ranked by {', '.join(ROW_SCORES)}"
         )
     allocation = ALLOCATIONS[kind.allocation]()
-    stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
-    stage.require_units(kind)
-    return stage.in_place()
+    with unchanged_buffers(model):  # some networks change theirs in evaluation mode too
+        stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
+        stage.require_units(kind)
+        return stage.in_place()
 
 
 def _signature(model: nn.Module) -> Hashable:

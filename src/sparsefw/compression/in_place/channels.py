@@ -23,10 +23,19 @@ Counts = Callable[[float], Sequence[int]]
 
 
 class _Target(NamedTuple):
-    """A tensor to mask, and the function from the mask of its layer's positions to one that it can be multiplied by."""
+    """A tensor to mask, and the function from the mask of its layer's positions to one that it can be multiplied by.
+
+    mean_of: the norm whose running mean it is. Unlike parameters, buffers are replaced when a network is moved to another dtype.
+    """
 
     tensor: Tensor
     shaped: Callable[[Tensor], Tensor]
+    mean_of: Any = None
+
+    def now(self) -> Tensor:
+        """Return the tensor that the network has at the moment."""
+        mean: Tensor = self.tensor if self.mean_of is None else self.mean_of.running_mean
+        return mean
 
 
 class ChannelCut(InPlaceCut):
@@ -96,8 +105,9 @@ class ChannelCut(InPlaceCut):
         always = torch.ones(1, dtype=torch.bool, device=numbers.device)
         of_positions = torch.cat([stays.flatten(), always])[self._position].to(self._dtype)
         masks = of_positions.split(self._lengths)
-        tensors = [target.tensor for _, target in self._targets]
-        return Mask(tensors, [target.shaped(masks[i]).to(target.tensor.dtype) for i, target in self._targets])
+        tensors = [target.now() for _, target in self._targets]
+        shaped = [target.shaped(masks[i]) for i, target in self._targets]
+        return Mask(tensors, [mask.to(tensor.dtype) for mask, tensor in zip(shaped, tensors, strict=True)])
 
 
 def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int) -> dict[tuple[str, Side], np.ndarray]:
@@ -132,8 +142,10 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
             return []
         return [_rows_target(module), *(_Target(vector, _as_it_is) for vector in bias)]
     if isinstance(module, SEPARATE_NORMS):
-        vectors = [module.weight, module.bias] if module.affine else [module.running_mean]
-        return [_Target(vector, _as_it_is) for vector in vectors if vector is not None]
+        if not module.affine:
+            mean = module.running_mean
+            return [] if mean is None else [_Target(mean, _as_it_is, module)]
+        return [_Target(vector, _as_it_is) for vector in (module.weight, module.bias) if vector is not None]
     if isinstance(module, AnyConv) and module.bias is not None:  # depthwise
         times = module.out_channels // module.in_channels
         return [_Target(module.bias, lambda mask: mask.repeat_interleave(times))]

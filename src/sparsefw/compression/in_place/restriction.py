@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Restriction(ABC):
@@ -60,13 +62,14 @@ class InPlaceCut(ABC):
 def restricted(model: nn.Module, restriction: Restriction) -> Iterator[None]:
     """Restrict weights and their gradients for the duration of a block.
 
-    Gradients of the block are restricted when it ends, and then added to those that were there before. Weights and buffers are as
-    they were afterwards, also after an exception: statistics that norms collect in a smaller network are not those of the whole
-    one. A backward pass must be in the same block as its forward pass; behind it, autograd refuses.
+    Gradients of the block are restricted when it ends, and then added to those that were there before, unless zero_grad() in the
+    block cleared them. Weights and buffers are as they were afterwards, also after an exception: statistics that norms collect in
+    a smaller network are not those of the whole one. A backward pass must be in the same block as its forward pass; behind it,
+    autograd refuses. A step of the optimizer must be behind the block; in it, it is refused.
     """
     tensors = [tensor.detach() for tensor in restriction.tensors]
     before = copies(tensors)
-    with unchanged_buffers(model), _separate_gradients(model, restriction):
+    with unchanged_buffers(model), _separate_gradients(model, restriction), _no_steps(restriction.tensors):
         try:
             _write(tensors, restriction.values)
             yield
@@ -83,25 +86,50 @@ def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 @contextmanager
 def _separate_gradients(model: nn.Module, restriction: Restriction) -> Iterator[None]:
     """Restrict the gradients that a block computes, and no others."""
-    earlier = [(p, p.grad) for p in model.parameters() if p.grad is not None]
-    for p, _ in earlier:
-        p.grad = None
+    earlier = [(p, p.grad, torch.zeros_like(p.grad)) for p in model.parameters() if p.grad is not None]
+    for p, _, zeros in earlier:
+        p.grad = zeros  # not None: so zero_grad() in the block is noticed, which also clears those from before
     try:
         yield
     finally:
+        stay = [(p, before) for p, before, zeros in earlier if p.grad is zeros or _has_graph(p.grad)]
         restriction.restrict_gradients()
-        added = [(before, p.grad) for p, before in earlier if p.grad is not None]
+        added = [p.grad for p, _ in stay if p.grad is not None]
         if added:
-            torch._foreach_add_([before for before, _ in added], [gradient for _, gradient in added])
-        for p, before in earlier:
+            torch._foreach_add_([before for _, before in stay], added)
+        for p, before in stay:
             p.grad = before
+
+
+def _has_graph(gradient: Tensor | None) -> bool:
+    """Return whether it comes from backward(create_graph=True), which replaces .grad by a sum instead of adding to it."""
+    return gradient is not None and gradient.requires_grad
+
+
+@contextmanager
+def _no_steps(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Refuse steps of optimizers that move these tensors."""
+    restricted = set(map(id, tensors))
+
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if any(id(p) in restricted for group in optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "the optimizer's step() is in the block in which the network is smaller, and would be undone at its end: "
+                "call it behind the block"
+            )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
 def unchanged_buffers(model: nn.Module) -> Iterator[None]:
     """Restore all buffers after a block, also those that a module replaces by other tensors."""
     owners = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
-    buffers = [buffer for _, _, buffer in owners]
+    buffers = [buffer for _, _, buffer in owners if not _is_expanded(buffer)]
     before = copies(buffers)
     try:
         yield
@@ -111,6 +139,11 @@ def unchanged_buffers(model: nn.Module) -> Iterator[None]:
                 torch._foreach_copy_(buffers, before)
         for module, name, buffer in owners:
             module._buffers[name] = buffer
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether several entries are one number in memory: torch refuses to write to it, so nobody can have changed it."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:

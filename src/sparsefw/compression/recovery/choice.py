@@ -45,9 +45,14 @@ class Choice:
         agreements = {PLAIN: self.plain, REFIT: self.refit}
         best = agreements.pop(self.chosen)
         ((other, less),) = agreements.items()
+        if best == WORST:
+            return (
+                f"{self.chosen}: on {self.inputs} held-out inputs, no outputs can be compared with the dense network's"
+            )
+        of_other = f"those of {other} " + ("cannot be compared" if less == WORST else f"by {less:.3f}")
         return (
             f"{self.chosen}: on {self.inputs} held-out inputs, its outputs agree with the dense network's by {best:.3f} "
-            f"(1: the same), those of {other} by {less:.3f}"
+            f"(1: the same), {of_other}"
         )
 
 

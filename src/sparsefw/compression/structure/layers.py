@@ -31,6 +31,12 @@ def is_customised(module: nn.Module) -> bool:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile and DistributedDataParallel."""
+    return with_wrappers(model)[-1]
+
+
+def with_wrappers(model: nn.Module) -> list[nn.Module]:
+    """Return torch.compile and DistributedDataParallel around a model, the outermost first, and then the model itself."""
+    found = [model]
     while not isinstance(model, torch.jit.ScriptModule):
         inner = (
             model.module
@@ -40,7 +46,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if inner is model:
             break
         model = inner
-    return model
+        found.append(model)
+    return found
 
 
 def groups_of(layer: nn.Module) -> int:
