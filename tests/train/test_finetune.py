@@ -68,6 +68,7 @@ def test_the_command_trains_and_names_the_next_one(run, tmp_path):
         (0, None, [], "epochs=0: must be at least 1"),
         (1, "colours", [], "unknown kind 'colours'"),
         (1, None, ["sizes.share=2"], "sizes.share=2"),
+        (1, None, ["sizes=null"], "sizes=null: fine-tuning is over sizes"),
         (1, None, ["method.name=sam"], "passes 2 times"),
     ],
 )

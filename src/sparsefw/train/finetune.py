@@ -44,4 +44,7 @@ def finetuning(run: Path, epochs: int, kind: str | None = None, changes: Sequenc
         "evaluate_every": 1,
     }
     values["sizes"] = {**(values["sizes"] or {}), "kind": kind or original.curve_kind.name}
-    return parse(RunConfig, with_changes(values, changes), f"fine-tuning of {run}")
+    config = parse(RunConfig, with_changes(values, changes), f"fine-tuning of {run}")
+    if config.sizes is None:
+        raise ConfigError("sizes=null: fine-tuning is over sizes; `sparsefw train` trains without them")
+    return config
