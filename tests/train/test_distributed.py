@@ -30,6 +30,9 @@ ONE_NORM = "model.name=train.networks:one_batch_norm"
 pytestmark = pytest.mark.slow
 
 
+OUTPUTS = ("sizes.both=true", "sizes.targets=outputs", "sizes.form=masked")
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -45,7 +48,14 @@ def assert_close(found: Path, expected: Path, tolerance: float) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "further"),
-    [("sgd", ()), ("filters", ()), ("rank", ()), ("sgd", ("sizes.kind=weights",)), ("filters", ("sizes.form=masked",))],
+    [
+        ("sgd", ()),
+        ("filters", ()),
+        ("rank", ()),
+        ("sgd", ("sizes.kind=weights",)),
+        ("filters", ("sizes.form=masked",)),
+        ("sgd", OUTPUTS),
+    ],
     ids=str,
 )
 def test_two_processes_arrive_at_the_weights_of_one(tmp_path, variant, further):

@@ -64,7 +64,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 def test_the_gradient_is_that_of_the_mean_over_the_images_of_both_networks(kind):
     model, data = network(), batch()
     sizes = over(model, kind, share=0.25, between=(0.5, 0.7))
-    ratio = sizes.choose(3)
+    (ratio,) = sizes.choose(3)
     step_over(model, SGD(), sizes).backward(data)
     found = gradients(model)
     model.zero_grad()
@@ -74,10 +74,46 @@ def test_the_gradient_is_that_of_the_mean_over_the_images_of_both_networks(kind)
     torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [FILTERS, WEIGHTS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_several_sizes_in_a_step_share_the_images(kind, parts):
+    model, data = network(), batch()
+    sizes = over(model, kind, draws=2, parts=parts)
+    ratios = sizes.choose(3)
+    step_over(model, SGD(), sizes, accumulate=parts).backward(data)
+    found = gradients(model)
+    model.zero_grad()
+    # In parts, every part is divided alike; in a pass for each size, the images of one size are those of one pass.
+    of_parts = parts if sizes.in_one_pass else 1
+    small, whole = data.inputs[:8].chunk(of_parts), data.inputs[8:]
+    labels = data.targets[:8].chunk(of_parts)
+    for images, targets in zip(small, labels, strict=True):
+        for ratio, x, y in zip(ratios, images.chunk(2), targets.chunk(2), strict=True):
+            with smaller(model, **kind.compress_arguments(ratio)):
+                (F.cross_entropy(model(x), y) / (4 * of_parts)).backward()
+    (F.cross_entropy(model(whole), data.targets[8:]) / 2).backward()
+    torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
+
+
+def test_smaller_networks_may_learn_the_outputs_of_the_whole_one():
+    model, data = network(), batch()
+    sizes = over(model, both=True, targets="outputs", share=0.4)
+    (ratio,) = sizes.choose(0)
+    step_over(model, SGD(), sizes).backward(data)
+    found = gradients(model)
+    model.zero_grad()
+    output = model(data.inputs)
+    (0.6 * F.cross_entropy(output, data.targets)).backward()
+    probabilities = output.detach().softmax(1)
+    with smaller(model, filters=ratio):
+        (-0.4 * (probabilities * model(data.inputs).log_softmax(1)).sum(1).mean()).backward()
+    torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
+
+
 def test_with_both_every_image_counts_twice():
     model, data = network(), batch()
     sizes = over(model, share=0.3, both=True)
-    ratio = sizes.choose(0)
+    (ratio,) = sizes.choose(0)
     step_over(model, SGD(), sizes).backward(data)
     found = gradients(model)
     model.zero_grad()
@@ -90,7 +126,7 @@ def test_with_both_every_image_counts_twice():
 def test_where_nothing_is_removed_it_is_the_ordinary_loss():
     model, data = network(), batch()
     sizes = over(model, between=(0.0, 0.0))
-    assert sizes.choose(0) == 0
+    assert sizes.choose(0) == (0,)
     step_over(model, SGD(), sizes).backward(data)
     found = gradients(model)
     model.zero_grad()
@@ -215,6 +251,12 @@ def test_names_tell_apart_what_was_added():
         (["sizes.between=[0.9,0.5]"], "between=(0.9, 0.5): needs the least and the largest share"),
         (["sizes.between=[0,1]"], "both in [0, 1)"),
         (["sizes.distribution=normal"], "there are width, parameters, logarithm"),
+        (["sizes.draws=0"], "sizes.draws=0"),
+        (
+            ["sizes.targets=outputs"],
+            "targets=outputs are those of the whole network for the same images: it needs both",
+        ),
+        (["sizes.targets=teacher"], "sizes.targets"),
         (["sizes.kind=2:4"], "sizes.kind=2:4: it removes a fixed share"),
         (["sizes.kind=colours"], "unknown kind 'colours'"),
         (["sizes={kind: weights, form: masked}"], "sizes.form=masked is for filters, neurons and heads"),
@@ -233,8 +275,16 @@ def test_settings_that_cannot_be(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["sizes.share=0.01"], "sizes.share=0.01 of 64 images that are processed at once: each network needs two"),
-        (["sizes={}", "engine.accumulate=32"], "sizes.share=0.5 of 2 images"),
+        (
+            ["sizes.share=0.01"],
+            "sizes.share=0.01 and sizes.draws=1 of 64 images that are processed at once: each network",
+        ),
+        (["sizes.draws=20"], "sizes.share=0.5 and sizes.draws=20 of 64 images"),
+        (
+            ["sizes={kind: weights, both: true, targets: outputs}"],
+            "sizes.targets=outputs needs all sizes in one pass: only",
+        ),
+        (["sizes={}", "engine.accumulate=32"], "sizes.share=0.5 and sizes.draws=1 of 2 images"),
         (["sizes={kind: heads}"], "sizes: there is nothing to compress by heads"),
     ],
 )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from sparsefw.compression.structure.layers import (
     weight_of,
 )
 from sparsefw.layer_types import TRANSPOSED
+
+if TYPE_CHECKING:
+    from sparsefw.compression.fused.row_norms import RowNorms
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,35 @@ class RowScores:
         self._counts = counts.unsqueeze(1)
         shared = torch.tensor([len(of_set[i]) > 1 for i, _ in writers], dtype=torch.bool, device=device)
         self._shared = shared.unsqueeze(1)
+        self._at_once = self._norms_at_once()
         self._padding = torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=device).expand(2, widest)
 
     def __call__(self) -> Tensor:
         """Return the scores as (sets, channels of the largest set), float64; behind a set's last channel they are 0."""
         with torch.no_grad():
-            rows = [
-                self._score(self._model, layer, self._rows(layer, side), self._observed) for layer, side in self._layers
-            ]
+            if self._at_once is not None and self._at_once.fits():
+                rows = [self._at_once()]
+            else:
+                rows = [
+                    self._score(self._model, layer, self._rows(layer, side), self._observed)
+                    for layer, side in self._layers
+                ]
             zero = torch.zeros(1, dtype=torch.float64, device=self._slots.device)
             of_writers = torch.cat([*(row.double() for row in rows), zero])[self._slots].sum(-1)
             means = of_writers.sum(1, keepdim=True) / self._counts
             of_writers = of_writers / torch.where(self._shared, means.clamp(min=1e-300), 1.0)
             return torch.cat([of_writers, self._padding])[self._writers].sum(1)
+
+    def _norms_at_once(self) -> RowNorms | None:
+        """Return how the scores of all rows are computed in one launch; None where they are no norms, or no GPU fuses them."""
+        order = 1 if self._score is l1 else 2 if self._score is l2 else None
+        modules = [self._model.get_submodule(layer) for layer, side in self._layers if side == Side.OUT]
+        plain = len(modules) == len(self._layers) and not any(isinstance(module, TRANSPOSED) for module in modules)
+        if order is None or not modules or not plain or self._slots.device.type != "cuda" or not find_spec("triton"):
+            return None
+        from sparsefw.compression.fused.row_norms import RowNorms
+
+        return RowNorms([weight_of(module) for module in modules], order)
 
     def _rows(self, layer: str, side: Side) -> Tensor:
         """Return what writes each output of a layer: (outputs, ...)."""

@@ -7,12 +7,12 @@ whole network, the other half a size that is drawn for the step:
 
     sizes = Sizes(model, "filters", example=x[:2])
     for step, (x, y) in enumerate(batches):
-        half = len(x) // 2
         optimizer.zero_grad()
-        with sizes.smaller(sizes.draw(step)):
-            (loss(model(x[:half]), y[:half]) / 2).backward()
-        (loss(model(x[half:]), y[half:]) / 2).backward()
+        with sizes.mixed(step):
+            loss(model(x), y).backward()
         optimizer.step()
+
+Kinds whose units are single weights or directions need a pass for each size instead: `smaller`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
 from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
+from sparsefw.compression.in_place.side_by_side import OnePassError, SideBySide, side_by_side
 from sparsefw.compression.kinds import StageRequest, stage_for
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
@@ -51,6 +52,8 @@ DISTRIBUTIONS: dict[str, Callable[[float, float, float], float]] = {
 
 class Sizes:
     """The sizes of one network: draws them, and makes the network smaller in place.
+
+    needs_passes    why the network needs a pass for each size; None if one pass has room for several
 
     Args:
         model: The network, which stays the same object; its device must not change afterwards.
@@ -90,37 +93,85 @@ class Sizes:
         self._seed = seed
         self._cut = _cut(self._model, kind, settings)
         self._signature = _signature(self._model)
-        self._numbers = self._cut.numbers(0.0).to(device_of(self._model))
+        self._numbers = self._cut.numbers(0.0).to(device_of(self._model)).unsqueeze(0)
+        self._side_by_side: SideBySide | None = None
+        self.needs_passes: str | None = None
+        try:
+            self._side_by_side = side_by_side(self._model, self._cut, example)
+        except OnePassError as error:
+            self.needs_passes = str(error)
 
     def draw(self, step: int) -> float:
         """Return the share to remove in a step: a function of the seed and the step, the same in all processes."""
+        return self.draws(step, 1)[0]
+
+    def draws(self, step: int, count: int) -> list[float]:
+        """Return several shares to remove in a step, one from each of so many equal parts of the distribution."""
         least, largest = self._between
         u = float(generator("sizes", self._seed, step).random())
-        return 1 - DISTRIBUTIONS[self._distribution](u, 1 - largest, 1 - least)
+        of = DISTRIBUTIONS[self._distribution]
+        return [1 - of((i + u) / count, 1 - largest, 1 - least) for i in range(count)]
 
-    def choose(self, ratio: float) -> None:
-        """Set the share that the next smaller() removes."""
-        if not is_number(ratio) or not 0 <= ratio < 1:
-            raise ValueError(f"the share to remove must be in [0, 1), got {ratio!r}")
+    def choose(self, *ratios: float) -> None:
+        """Set the shares that the next block removes."""
+        for ratio in ratios:
+            if not is_number(ratio) or not 0 <= ratio < 1:
+                raise ValueError(f"the share to remove must be in [0, 1), got {ratio!r}")
         if _signature(self._model) != self._signature:
             raise ValueError(
                 "the model has other parameters, or another device, than when Sizes was made: make it again"
             )
-        self._numbers.copy_(self._cut.numbers(ratio))
+        numbers = torch.stack([self._cut.numbers(ratio) for ratio in ratios])
+        if numbers.shape != self._numbers.shape:
+            self._numbers = numbers.to(self._numbers.device)
+        self._numbers.copy_(numbers)
 
     @contextmanager
-    def smaller(self, ratio: float | None = None) -> Iterator[nn.Module]:
+    def smaller(self, ratio: float | None = None, *, chosen: int = 0) -> Iterator[nn.Module]:
         """Make the network smaller for the duration of a block: for the forward and the backward pass, not the optimizer's step.
 
         Gradients of what is gone are 0. Afterwards weights and buffers are as they were.
 
         Args:
             ratio: The share to remove; None: that of choose().
+            chosen: Which of the shares of choose().
         """
         if ratio is not None:
             self.choose(ratio)
         _require_nothing_waits(self._model)
-        with restricted(self._model, self._cut.restriction(self._numbers)):
+        with restricted(self._model, self._cut.restriction(self._numbers[chosen])):
+            yield self._model
+
+    @contextmanager
+    def mixed(self, step: int, *, share: float = 0.5, draws: int = 1) -> Iterator[nn.Module]:
+        """Let the first images of every batch in the block see smaller networks, and the others the whole one, all in one pass.
+
+        Gradients of what is gone are 0, batch norms take the statistics of the images of each network by themselves, and running
+        statistics are those of the whole network. Weights stay as they are.
+
+        Args:
+            step: The sizes are drawn for it.
+            share: Of the images that see smaller networks.
+            draws: How many smaller networks, each for the same number of images.
+        """
+        if not is_number(share) or not 0 < share < 1:
+            raise ValueError(f"share={share!r}: must be above 0 and below 1")
+        if not is_int(draws) or draws < 1:
+            raise ValueError(f"draws={draws!r}: must be a whole number of at least 1")
+        self.choose(*self.draws(step, draws))
+        with self.side_by_side([share * (i + 1) / draws for i in range(draws)]):
+            yield self._model
+
+    @contextmanager
+    def side_by_side(self, ends: Sequence[float]) -> Iterator[nn.Module]:
+        """Give the first slices of every batch of the block the chosen sizes, and the last one the whole network.
+
+        Args:
+            ends: Where the slices of the smaller networks end, as fractions of the batch, as many as were chosen.
+        """
+        if self._side_by_side is None:
+            raise ValueError(f"this network needs a pass for each size, by smaller(): {self.needs_passes}")
+        with self._side_by_side.slices(ends, self._numbers):
             yield self._model
 
 

@@ -57,6 +57,23 @@ def without_smallest_mask(magnitudes: Tensor, removed: Tensor) -> Tensor:
     return mask.scatter_(-1, order, stays.expand_as(magnitudes))
 
 
+def without_smallest_masks(magnitudes: Tensor, removed: Tensor) -> Tensor:
+    """Return without_smallest_mask for several numbers at once, by one sort.
+
+    Args:
+        magnitudes: (rows, entries).
+        removed: (sizes, rows).
+
+    Returns:
+        (sizes, rows, entries).
+    """
+    order = magnitudes.argsort(dim=-1, stable=True)
+    rank = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    )
+    return rank >= removed.unsqueeze(-1)
+
+
 def stable_top_k_mask(magnitudes: Tensor, k: int) -> Tensor:
     """Return True at exactly k largest entries of a vector, of equal ones the first.
 

@@ -78,7 +78,9 @@ class SizesConfig(Section):
     kind           the units that go; None: those that the method prepares for removal
     form           "removed": channels with all that belongs to them, as in compress; "masked": each layer's own filters
     share          of the images that see the smaller network
-    both           every image sees both networks, at twice the cost; share is then the weight of the smaller network's loss
+    draws          how many sizes are drawn for a step, one from each of so many equal parts of the distribution
+    both           every image sees the whole network and a smaller one, at twice the cost; share is then the weight of the latter
+    targets        what smaller networks learn: the "labels", or the "outputs" of the whole network, which needs both
     between        the least and the largest share of the units that is removed; None: 0 and 0.95, of weights 0.995
     distribution   what is uniform: the kept "width" (the default), the kept "parameters", or the "logarithm" of the width (the
                    default for weights), which draws more small networks
@@ -88,7 +90,9 @@ class SizesConfig(Section):
     kind: KindName | None = None
     form: Literal["removed", "masked"] = "removed"
     share: float = Field(default=0.5, gt=0, lt=1)
+    draws: int = Field(default=1, ge=1)
     both: bool = False
+    targets: Literal["labels", "outputs"] = "labels"
     between: tuple[float, float] | None = None
     distribution: str | None = None
     score: Literal["l1", "l2", "bn"] | None = None
@@ -96,6 +100,12 @@ class SizesConfig(Section):
     @model_validator(mode="after")
     def _check_range(self) -> Self:
         check_range(self.between, self.distribution)
+        return self
+
+    @model_validator(mode="after")
+    def _outputs_of_the_same_images(self) -> Self:
+        if self.targets == "outputs" and not self.both:
+            raise ValueError("targets=outputs are those of the whole network for the same images: it needs both=true")
         return self
 
 

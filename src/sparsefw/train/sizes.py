@@ -20,7 +20,11 @@ from sparsefw.train.config import SizesConfig
 
 
 class OverSizes:
-    """The part of every batch that sees a smaller network, and that network."""
+    """The part of every batch that sees smaller networks, and these networks.
+
+    in_one_pass    whether they and the whole network see their images in the same pass
+    from_outputs   whether they learn the outputs of the whole network
+    """
 
     def __init__(
         self,
@@ -44,7 +48,8 @@ class OverSizes:
         """
         self._config = config
         device = next(model.parameters()).device
-        self._small = images if config.both else parts * small_images(config.share, images // parts)
+        self._small = parts * small_images(config, images // parts)
+        self._images = images
         try:
             self._sizes = Sizes(
                 model,
@@ -58,37 +63,59 @@ class OverSizes:
             )
         except ValueError as error:
             raise ConfigError(f"sizes: {error}") from error
+        self.in_one_pass = self._sizes.needs_passes is None
+        self.from_outputs = config.targets == "outputs"
+        if self.from_outputs and not self.in_one_pass:
+            raise ConfigError(f"sizes.targets=outputs needs all sizes in one pass: {self._sizes.needs_passes}")
+        self._sizes.choose(*[0.0] * config.draws)
 
     @property
     def share(self) -> float:
-        """The weight of the smaller network's loss."""
+        """The weight of the smaller networks' loss."""
         return self._config.share
 
-    def choose(self, step: int) -> float:
-        """Set the size of a step; return the share that is removed. Outside of captured steps, which read it."""
-        ratio = self._sizes.draw(step)
-        self._sizes.choose(ratio)
-        return ratio
+    @property
+    def draws(self) -> int:
+        """The number of smaller networks in a step."""
+        return self._config.draws
+
+    def __str__(self) -> str:
+        passes = "in one pass" if self.in_one_pass else f"in a pass each, because {self._sizes.needs_passes}"
+        return f"over sizes {passes}"
+
+    def choose(self, step: int) -> tuple[float, ...]:
+        """Set the sizes of a step; return the shares that are removed. Outside of captured steps, which read them."""
+        ratios = tuple(self._sizes.draws(step, self.draws))
+        self._sizes.choose(*ratios)
+        return ratios
 
     @contextmanager
-    def smaller(self) -> Iterator[None]:
-        """Give the network the chosen size, for forward and backward passes."""
-        with self._sizes.smaller():
+    def smaller(self, chosen: int) -> Iterator[None]:
+        """Give the network one of the chosen sizes, for forward and backward passes."""
+        with self._sizes.smaller(chosen=chosen):
+            yield
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[None]:
+        """Give the first images of a batch, which `divide` chose, the chosen sizes, and the rest the whole network."""
+        total = self._small + (self._images if self._config.both else self._images - self._small)
+        with self._sizes.side_by_side([self._small * (i + 1) / (self.draws * total) for i in range(self.draws)]):
             yield
 
     def divide(self, inputs: Tensor, targets: Tensor) -> tuple[Batch, Batch]:
-        """Return the images that see the smaller network, the first of the batch, and those that see the whole one."""
+        """Return the images that see smaller networks, the first of the batch, and those that see the whole one."""
         n = self._small
         rest = 0 if self._config.both else n
         return Batch(inputs[:n], targets[:n]), Batch(inputs[rest:], targets[rest:])
 
 
-def small_images(share: float, images: int) -> int:
-    """Return how many of these images see the smaller network; ConfigError where a network would see fewer than two."""
-    small = round(share * images)
-    if min(small, images - small) < 2:
+def small_images(config: SizesConfig, images: int) -> int:
+    """Return how many of these images see smaller networks, equally many each; ConfigError where one sees fewer than two."""
+    small = images if config.both else round(config.share * images)
+    small -= small % config.draws
+    if small < 2 * config.draws or (not config.both and images - small < 2):
         raise ConfigError(
-            f"sizes.share={share:g} of {images} images that are processed at once: each network needs two at least; "
-            "take a larger data.batch_size, or sizes.both=true"
+            f"sizes.share={config.share:g} and sizes.draws={config.draws} of {images} images that are processed at once: "
+            "each network needs two at least; take a larger data.batch_size, or sizes.both=true"
         )
     return small

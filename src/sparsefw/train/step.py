@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sparsefw.methods import Batch, Method
 from sparsefw.optim import SFW
@@ -96,9 +97,12 @@ class Step:
         if self.sizes is None:
             return self._pass(batch, 1.0)
         small, whole = self.sizes.divide(batch.inputs, batch.targets)
-        # First, while there are no gradients that would have to be kept apart from those of the smaller network.
-        with self.sizes.smaller():
-            self._pass(small, self.sizes.share, more_to_come=True)
+        if self.sizes.in_one_pass:
+            return self._mixed_pass(small, whole, self.sizes)
+        # The smaller ones first, while there are no gradients that would have to be kept apart from theirs.
+        for i, part in enumerate(chunks(small, self.sizes.draws)):
+            with self.sizes.smaller(i):
+                self._pass(part, self.sizes.share / self.sizes.draws, more_to_come=True)
         return self._pass(whole, 1 - self.sizes.share)
 
     def _pass(self, batch: Batch, weight: float, more_to_come: bool = False) -> Tensor:
@@ -108,9 +112,8 @@ class Step:
             more_to_come: whether another pass of this step averages the gradients over the processes.
         """
         parts = self.engine.accumulate
-        sums = torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
-        pieces = zip(batch.inputs.chunk(parts), batch.targets.chunk(parts), strict=True)
-        for i, (inputs, targets) in enumerate(pieces):
+        sums = self._no_sums()
+        for i, (inputs, targets) in enumerate(chunks(batch, parts)):
             with self._unsynchronised(more_to_come or i < parts - 1):
                 with self.engine.autocast():
                     output = self.net(inputs)
@@ -119,10 +122,42 @@ class Step:
             sums += self.task.sums(output, targets, loss)
         return sums
 
+    def _mixed_pass(self, small: Batch, whole: Batch, sizes: OverSizes) -> Tensor:
+        """Add the gradients over the images of all networks, in one pass for each part; return the sums of the whole network."""
+        parts = self.engine.accumulate
+        sums = self._no_sums()
+        for i, (few, rest) in enumerate(zip(chunks(small, parts), chunks(whole, parts), strict=True)):
+            with self._unsynchronised(i < parts - 1):
+                with sizes.side_by_side(), self.engine.autocast():
+                    output = self.net(torch.cat([few.inputs, rest.inputs]))
+                n = len(few.inputs)
+                of_small, of_whole = (
+                    tree_map(lambda t, rows=rows: t[rows], output) for rows in (slice(n), slice(n, None))
+                )
+                loss = self.task.loss(of_whole, rest.targets)
+                small_loss = (
+                    self.task.imitation_loss(of_small, of_whole)
+                    if sizes.from_outputs
+                    else self.task.loss(of_small, few.targets)
+                )
+                total = (1 - sizes.share) * loss + sizes.share * small_loss
+                self.scaler.scale(total / parts).backward()
+            sums += self.task.sums(of_whole, rest.targets, loss)
+        return sums
+
+    def _no_sums(self) -> Tensor:
+        return torch.zeros(self.task.size(), dtype=torch.float64, device=self.engine.device)
+
     def _unsynchronised(self, more_to_come: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context in which gradients are not averaged over the processes: only the last part of a batch is."""
         parallel = isinstance(self._whole, nn.parallel.DistributedDataParallel)
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
+
+
+def chunks(batch: Batch, count: int) -> Iterator[Batch]:
+    """Return a batch in parts of equal length."""
+    for inputs, targets in zip(batch.inputs.chunk(count), batch.targets.chunk(count), strict=True):
+        yield Batch(inputs, targets)
 
 
 class ScaledBackward:

@@ -25,6 +25,13 @@ class Task(ABC):
     def loss(self, output: Any, targets: Tensor) -> Tensor:
         """Return the mean loss of a batch; `output` is whatever the network returns in training mode."""
 
+    def imitation_loss(self, output: Any, taught: Any) -> Tensor:
+        """Return the mean cross-entropy to the probabilities of another network's output for the same inputs, which is fixed."""
+        if isinstance(output, tuple):
+            return self.imitation_loss(output[0], taught[0]) + AUXILIARY * self.imitation_loss(output[1], taught[1])
+        probabilities = taught.detach().float().softmax(1)
+        return functional.cross_entropy(output.float(), probabilities)
+
     @abstractmethod
     def sums(self, output: Any, targets: Tensor, loss: Tensor) -> Tensor:
         """Return float64 sums over a batch, which add up over batches and processes."""

@@ -16,7 +16,7 @@ from sparsefw.compression.structure.attention import channels_of_heads, known_at
 from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side
 from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
-from sparsefw.geometry.select import without_smallest_mask
+from sparsefw.geometry.select import without_smallest_masks
 from sparsefw.layer_types import TRANSPOSED
 
 Counts = Callable[[float], Sequence[int]]
@@ -61,6 +61,7 @@ class ChannelCut(InPlaceCut):
         self._scores = scores
         self._counts = counts
         self._sets = sets
+        self.norms = norms
         device = device_of(model)
         # One row for every group of every set; a row ranks its own channels.
         widest = max(channels.count for channels in sets)
@@ -83,6 +84,7 @@ class ChannelCut(InPlaceCut):
         self._order = torch.from_numpy(order).to(device)
         positions = _channel_of_position(model, sets, widest)
         self._position = torch.from_numpy(place[np.concatenate(list(positions.values()))]).to(device)
+        self.sites = list(positions)
         self._lengths = [len(indices) for indices in positions.values()]
         targets = [_targets(model, layer, side, norms) for layer, side in positions]
         self._targets = [(i, target) for i, of_site in enumerate(targets) for target in of_site]
@@ -98,15 +100,23 @@ class ChannelCut(InPlaceCut):
         ]
         return torch.tensor(removed)
 
-    def restriction(self, numbers: Tensor) -> Restriction:
+    def masks(self, numbers: Tensor) -> Sequence[Tensor]:
+        """Return a mask of the outputs of every site, with a row for each size.
+
+        Args:
+            numbers: Of channels that go, a row for each size.
+        """
         infinite = torch.full((1,), torch.inf, dtype=torch.float64, device=numbers.device)
         ranked = torch.cat([self._scores().flatten(), infinite])[self._order]
-        stays = without_smallest_mask(ranked, numbers.unsqueeze(1))
-        always = torch.ones(1, dtype=torch.bool, device=numbers.device)
-        of_positions = torch.cat([stays.flatten(), always])[self._position].to(self._dtype)
-        masks = of_positions.split(self._lengths)
+        stays = without_smallest_masks(ranked, numbers)
+        always = torch.ones((len(numbers), 1), dtype=torch.bool, device=numbers.device)
+        of_positions = torch.cat([stays.flatten(1), always], dim=1)[:, self._position].to(self._dtype)
+        return of_positions.split(self._lengths, dim=1)
+
+    def restriction(self, numbers: Tensor) -> Restriction:
+        masks = self.masks(numbers.unsqueeze(0))
         tensors = [target.now() for _, target in self._targets]
-        shaped = [target.shaped(masks[i]) for i, target in self._targets]
+        shaped = [target.shaped(masks[i][0]) for i, target in self._targets]
         return Mask(tensors, [mask.to(tensor.dtype) for mask, tensor in zip(shaped, tensors, strict=True)])
 
 
