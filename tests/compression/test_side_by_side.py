@@ -21,7 +21,7 @@ ENDS = {"halves": ([0.5], [0.6]), "quarters": ([0.25, 0.5], [0.3, 0.8]), "odd": 
 
 
 def plain() -> nn.Module:
-    """Convolutions without biases before norms, as the masked form needs them; the last norm has no scales."""
+    """Convolutions without biases before norms; the last norm has no scales."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3, bias=False),
@@ -82,11 +82,14 @@ def test_outputs_gradients_and_statistics_are_those_of_a_pass_for_each_size(netw
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_masked_filters(training):
-    """Their norms stay: behind a filter that is 0 they give their offset."""
-    model = plain().double().train(training)
+@pytest.mark.parametrize("network", [plain, unnormed])
+def test_masked_filters(network, training):
+    """Their norms and their biases stay: behind a filter that is 0 a norm gives its offset."""
+    model = network().double().train(training)
     with torch.no_grad():
-        model[1].bias.fill_(0.3)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.add_(0.3)
     apart = copy.deepcopy(model)
     expected = one_by_one(apart, Sizes(apart, "filters", form="masked", example=X.double()), [0.5], [0.7], many())
     found = side_by_side(model, Sizes(model, "filters", form="masked", example=X.double()), [0.5], [0.7], many())
@@ -257,10 +260,6 @@ def test_where_one_pass_is_not_possible_it_says_why(make, reason):
         pass
     with sizes.smaller(0.5):
         model(example)
-
-
-def test_biases_of_masked_filters_stay_so_they_need_passes():
-    assert "biases, which stay" in Sizes(unnormed(), "filters", form="masked", example=X).needs_passes
 
 
 @pytest.mark.parametrize(

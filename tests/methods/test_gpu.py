@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpu import never_waiting
 from methods.forms import FORMS, changes
 from sparsefw.methods import method_from
 from sparsefw.train import fit, load_recipe
@@ -54,14 +55,10 @@ def test_captured_steps_do_not_wait_for_the_device(form):
         pytest.skip(f"not captured: {method_from(FORMS[form]).uncapturable}")
     training = advanced(form, EAGER_STEPS + 2)
     batches = list(training.data.train.training(1, 0, 64))[:3]
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         for batch in batches:
             training.rates.scale(0.1)
             training.sums += training.advance(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @every

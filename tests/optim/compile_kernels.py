@@ -13,11 +13,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sparsefw.compression.fused import row_norms
 from sparsefw.optim.fused import elementwise, entries, factors, products, rows
 
 TYPES = {
     "*i32": "tensors starts own_starts lengths first count rows supports parts first_part part_piece part_tensor blocks threshold"
-    " allowed needed bad counts work layers first_program program_count",
+    " first_rows allowed needed bad counts work layers first_program program_count",
     "*i64": "gradients momenta weights rates tally table",
     "*fp32": "partial norms lr decay factor eta gained warm slices_of_p p basis small",
     "*fp64": "radii scales progress figures sums wide momentum_norms",
@@ -55,6 +56,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (factors.sfw_lead, dict(TILE=products.TILE), {}),
     *[(factors.sfw_choose_directions, dict(RULE=rule), {}) for rule in (2, 4)],
     (products.sfw_move_directions, dict(HALF=True, **PRODUCT), {}),
+    *[(row_norms.sfw_row_norms, dict(ORDER=order, SPAN=row_norms.SPAN), {"norms": "*fp64"}) for order in (1, 2)],
 ]
 
 SMALL = (entries.sfw_choose_entries,)  # all others that read weights must do so 16 bytes at a time

@@ -77,7 +77,7 @@ def test_at_a_vertex_nothing_moves_any_more(make):
     assert_equal(runs)
     for _, optimizer in runs:
         assert optimizer.diagnostics()[0].step_size == 0
-        assert optimizer.diagnostics()[0].clamped <= 2 / STEPS + 1e-9  # on the way there
+        assert optimizer.diagnostics()[0].clamped <= 3 / STEPS + 1e-9  # on the way, and where rounding left it beside
 
 
 def test_exactly_k_rows_on_ties():

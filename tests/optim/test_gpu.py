@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from catalog import RULES, gaussian, regions
+from gpu import never_waiting
 from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import NonFiniteGradientError
@@ -32,11 +33,8 @@ def set_gradients(params, step):
 
 
 def without_sync(work):
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

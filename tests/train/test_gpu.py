@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpu import never_waiting
 from sparsefw.config_base import ConfigError
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import fit, load_recipe
@@ -46,14 +47,10 @@ def test_steps_do_not_wait_for_the_device(kind):
     for _ in range(EAGER_STEPS + 2):
         training.rates.scale(0.5)
         training.sums += training.advance(next(batches))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         for batch, factor in zip(batches, (0.5, 0.4, 0.3), strict=False):
             training.rates.scale(factor)
             training.sums += training.advance(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

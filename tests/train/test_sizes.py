@@ -83,15 +83,11 @@ def test_several_sizes_in_a_step_share_the_images(kind, parts):
     step_over(model, SGD(), sizes, accumulate=parts).backward(data)
     found = gradients(model)
     model.zero_grad()
-    # In parts, every part is divided alike; in a pass for each size, the images of one size are those of one pass.
-    of_parts = parts if sizes.in_one_pass else 1
-    small, whole = data.inputs[:8].chunk(of_parts), data.inputs[8:]
-    labels = data.targets[:8].chunk(of_parts)
-    for images, targets in zip(small, labels, strict=True):
+    for images, targets in zip(data.inputs[:8].chunk(parts), data.targets[:8].chunk(parts), strict=True):
         for ratio, x, y in zip(ratios, images.chunk(2), targets.chunk(2), strict=True):
             with smaller(model, **kind.compress_arguments(ratio)):
-                (F.cross_entropy(model(x), y) / (4 * of_parts)).backward()
-    (F.cross_entropy(model(whole), data.targets[8:]) / 2).backward()
+                (F.cross_entropy(model(x), y) / (4 * parts)).backward()
+    (F.cross_entropy(model(data.inputs[8:]), data.targets[8:]) / 2).backward()
     torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
 
 
@@ -107,6 +103,27 @@ def test_smaller_networks_may_learn_the_outputs_of_the_whole_one():
     probabilities = output.detach().softmax(1)
     with smaller(model, filters=ratio):
         (-0.4 * (probabilities * model(data.inputs).log_softmax(1)).sum(1).mean()).backward()
+    torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("parts", "draws"), [(1, 3), (2, 3)])
+def test_outputs_are_learnt_from_those_of_the_same_images(parts, draws):
+    """Also where the images that smaller networks see are fewer: 3 sizes of 16 images, or of 8 in each of two parts."""
+    model, data = network(), batch()
+    sizes = over(model, both=True, targets="outputs", draws=draws, parts=parts)
+    ratios = sizes.choose(0)
+    step_over(model, SGD(), sizes, accumulate=parts).backward(data)
+    found = gradients(model)
+    model.zero_grad()
+    few = 16 // parts // draws
+    for part, labels in zip(data.inputs.chunk(parts), data.targets.chunk(parts), strict=True):
+        output = model(part)
+        (F.cross_entropy(output, labels) / (2 * parts)).backward()
+        for i, ratio in enumerate(ratios):
+            rows = slice(i * few, (i + 1) * few)
+            with smaller(model, filters=ratio):
+                imitated = (output.detach().softmax(1)[rows] * model(part[rows]).log_softmax(1)).sum(1).mean()
+                (-imitated / (2 * parts * draws)).backward()
     torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsefw.compression.sizes import Sizes
 from sparsefw.config_base import ConfigError
@@ -48,8 +48,9 @@ class OverSizes:
         """
         self._config = config
         device = next(model.parameters()).device
-        self._small = parts * small_images(config, images // parts)
-        self._images = images
+        self._parts = parts
+        self._images = images // parts
+        self._small = small_images(config, self._images)
         try:
             self._sizes = Sizes(
                 model,
@@ -97,16 +98,32 @@ class OverSizes:
 
     @contextmanager
     def side_by_side(self) -> Iterator[None]:
-        """Give the first images of a batch, which `divide` chose, the chosen sizes, and the rest the whole network."""
+        """Give the first images of a part of a batch, which `divide` chose, the chosen sizes, and the rest the whole network."""
         total = self._small + (self._images if self._config.both else self._images - self._small)
         with self._sizes.side_by_side([self._small * (i + 1) / (self.draws * total) for i in range(self.draws)]):
             yield
 
-    def divide(self, inputs: Tensor, targets: Tensor) -> tuple[Batch, Batch]:
-        """Return the images that see smaller networks, the first of the batch, and those that see the whole one."""
+    def divide(self, batch: Batch) -> list[tuple[Batch, Batch]]:
+        """Divide a batch into parts: in each the images that see smaller networks, and those that see the whole one.
+
+        If some see both, they come first in their part.
+        """
         n = self._small
-        rest = 0 if self._config.both else n
-        return Batch(inputs[:n], targets[:n]), Batch(inputs[rest:], targets[rest:])
+        if self._config.both:
+            return [(Batch(part.inputs[:n], part.targets[:n]), part) for part in chunks(batch, self._parts)]
+        small, whole = (Batch(batch.inputs[rows], batch.targets[rows]) for rows in halves(self._parts * n))
+        return list(zip(chunks(small, self._parts), chunks(whole, self._parts), strict=True))
+
+
+def halves(n: int) -> tuple[slice, slice]:
+    """Return the first n rows, and the others."""
+    return slice(n), slice(n, None)
+
+
+def chunks(batch: Batch, count: int) -> Iterator[Batch]:
+    """Return a batch in parts of equal length."""
+    for inputs, targets in zip(batch.inputs.chunk(count), batch.targets.chunk(count), strict=True):
+        yield Batch(inputs, targets)
 
 
 def small_images(config: SizesConfig, images: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sparsefw.methods import Batch, Method
 from sparsefw.optim import SFW
 from sparsefw.train.average import Average
 from sparsefw.train.engine import Engine
-from sparsefw.train.sizes import OverSizes
+from sparsefw.train.sizes import OverSizes, chunks, halves
 from sparsefw.train.tasks import Task
 
 # Ordinary steps before the capture: libraries choose their kernels, the optimizer creates its state, and the oracle of
@@ -95,53 +95,50 @@ class Step:
     def backward(self, batch: Batch) -> Tensor:
         """Add the gradients of the objective over a batch, averaged over the processes; return the sums of the whole network."""
         if self.sizes is None:
-            return self._pass(batch, 1.0)
-        small, whole = self.sizes.divide(batch.inputs, batch.targets)
+            return self._pass(list(chunks(batch, self.engine.accumulate)), 1.0)
+        divided = self.sizes.divide(batch)
         if self.sizes.in_one_pass:
-            return self._mixed_pass(small, whole, self.sizes)
+            return self._mixed_pass(divided, self.sizes)
         # The smaller ones first, while there are no gradients that would have to be kept apart from theirs.
-        for i, part in enumerate(chunks(small, self.sizes.draws)):
+        few = [list(chunks(small, self.sizes.draws)) for small, _ in divided]
+        for i in range(self.sizes.draws):
             with self.sizes.smaller(i):
-                self._pass(part, self.sizes.share / self.sizes.draws, more_to_come=True)
-        return self._pass(whole, 1 - self.sizes.share)
+                self._pass([small[i] for small in few], self.sizes.share / self.sizes.draws, more_to_come=True)
+        return self._pass([whole for _, whole in divided], 1 - self.sizes.share)
 
-    def _pass(self, batch: Batch, weight: float, more_to_come: bool = False) -> Tensor:
+    def _pass(self, parts: Sequence[Batch], weight: float, more_to_come: bool = False) -> Tensor:
         """Add the gradients of `weight` times the mean loss over some images, part by part; return the sums.
 
         Args:
             more_to_come: whether another pass of this step averages the gradients over the processes.
         """
-        parts = self.engine.accumulate
         sums = self._no_sums()
-        for i, (inputs, targets) in enumerate(chunks(batch, parts)):
-            with self._unsynchronised(more_to_come or i < parts - 1):
+        for i, (inputs, targets) in enumerate(parts):
+            with self._unsynchronised(more_to_come or i < len(parts) - 1):
                 with self.engine.autocast():
                     output = self.net(inputs)
                 loss = self.task.loss(output, targets)
-                self.scaler.scale(loss * (weight / parts)).backward()
+                self.scaler.scale(loss * (weight / len(parts))).backward()
             sums += self.task.sums(output, targets, loss)
         return sums
 
-    def _mixed_pass(self, small: Batch, whole: Batch, sizes: OverSizes) -> Tensor:
+    def _mixed_pass(self, divided: Sequence[tuple[Batch, Batch]], sizes: OverSizes) -> Tensor:
         """Add the gradients over the images of all networks, in one pass for each part; return the sums of the whole network."""
-        parts = self.engine.accumulate
         sums = self._no_sums()
-        for i, (few, rest) in enumerate(zip(chunks(small, parts), chunks(whole, parts), strict=True)):
-            with self._unsynchronised(i < parts - 1):
+        for i, (few, rest) in enumerate(divided):
+            with self._unsynchronised(i < len(divided) - 1):
                 with sizes.side_by_side(), self.engine.autocast():
                     output = self.net(torch.cat([few.inputs, rest.inputs]))
-                n = len(few.inputs)
-                of_small, of_whole = (
-                    tree_map(lambda t, rows=rows: t[rows], output) for rows in (slice(n), slice(n, None))
-                )
+                small, others = halves(len(few.inputs))
+                of_small, of_whole = _rows(output, small), _rows(output, others)
                 loss = self.task.loss(of_whole, rest.targets)
                 small_loss = (
-                    self.task.imitation_loss(of_small, of_whole)
+                    self.task.imitation_loss(of_small, _rows(of_whole, small))  # of the same images
                     if sizes.from_outputs
                     else self.task.loss(of_small, few.targets)
                 )
                 total = (1 - sizes.share) * loss + sizes.share * small_loss
-                self.scaler.scale(total / parts).backward()
+                self.scaler.scale(total / len(divided)).backward()
             sums += self.task.sums(of_whole, rest.targets, loss)
         return sums
 
@@ -154,10 +151,8 @@ class Step:
         return self._whole.no_sync() if parallel and more_to_come else contextlib.nullcontext()  # type: ignore[operator]
 
 
-def chunks(batch: Batch, count: int) -> Iterator[Batch]:
-    """Return a batch in parts of equal length."""
-    for inputs, targets in zip(batch.inputs.chunk(count), batch.targets.chunk(count), strict=True):
-        yield Batch(inputs, targets)
+def _rows(output: Any, rows: slice) -> Any:
+    return tree_map(lambda t: t[rows], output)
 
 
 class ScaledBackward:

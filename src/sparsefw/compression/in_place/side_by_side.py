@@ -71,6 +71,7 @@ class SideBySide:
         division = self._division(tuple(ends), numbers.device)
         of_slices = torch.cat([numbers, torch.zeros_like(numbers[:1])])
         masks = self._cut.masks(of_slices[division.slice_of_part])
+        keeps_bias = self._cut.norms is None  # where filters are masked, their biases stay
         modules = list(dict.fromkeys([*self._norms, *self._masked]))
         classes = [type(module) for module in modules]
         if any(issubclass(kind, _Sliced) for kind in classes):
@@ -85,6 +86,7 @@ class SideBySide:
                 vars(module)["_slice_parts"] = division.first_parts
                 vars(module)["_slice_average"] = division.average
                 vars(module)["_slice_masks"] = mask
+                vars(module)["_slice_keeps_bias"] = keeps_bias and getattr(module, "bias", None) is not None
                 module.__class__ = _sliced(kind)
             yield
         finally:
@@ -171,6 +173,7 @@ class _Sliced(nn.Module):
     _slice_parts: tuple[int, ...]
     _slice_average: Tensor | None
     _slice_masks: Tensor | None
+    _slice_keeps_bias: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         output = super().forward(*args, **kwargs)
@@ -179,8 +182,12 @@ class _Sliced(nn.Module):
             return output
         *small, whole = _divided(output, self._slice_ends)
         axis = 1 if isinstance(self, (*CONVOLUTIONS, *TRANSPOSED, *SEPARATE_NORMS)) else -1
-        parts = zip(small, self._slice_parts, strict=False)
-        silenced = [outputs * _along(masks[part], outputs, axis).to(outputs.dtype) for outputs, part in parts]
+        bias: Any = self.bias if self._slice_keeps_bias else None
+        silenced = []
+        for outputs, part in zip(small, self._slice_parts, strict=False):
+            mask = masks[part]
+            kept = outputs * _along(mask, outputs, axis).to(outputs.dtype)
+            silenced.append(kept if bias is None else kept + _along((1 - mask) * bias, kept, axis).to(kept.dtype))
         return torch.cat([*silenced, whole])
 
 
@@ -266,8 +273,6 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
         return 1
     if side == Side.OUT:
         if norms is None:
-            if module.bias is not None:
-                raise OnePassError(f"{layer} has biases, which stay where filters are masked")
             return 1
         behind = norms.get(layer)
         return 0 if behind is not None and model.get_submodule(behind).affine else 1
