@@ -212,34 +212,74 @@ class _SlicedBatchNorm(_Sliced):
         return torch.cat(outputs)
 
     def _in_equal_parts(self, x: Tensor, average: Tensor) -> Tensor:
-        """Compute the same as one expression, which a compiler fuses into as few launches as a batch norm of one network.
+        """Compute the same as few expressions over the whole batch, which a compiler fuses into the launches of one batch norm.
 
         The moments of a slice are those of its parts:  mean = avg mean_i,  variance = avg (variance_i + (mean_i - mean)^2).
         """
         norm: Any = self
-        parts = x.unflatten(0, (len(average), -1))
-        parts = parts.to(torch.promote_types(x.dtype, torch.float32))
-        part_variance, part_mean = torch.var_mean(parts, dim=[1, *range(3, parts.ndim)], correction=0)
-
-        def averaged(figure: Tensor) -> Tensor:
-            return (average.to(figure.dtype).unsqueeze(-1) * figure).sum(1)
-
-        mean = averaged(part_mean)
-        variance = averaged(part_variance + (part_mean - mean).square())
-        if norm.running_mean is not None:
-            with torch.no_grad():
+        average = average.to(torch.promote_types(x.dtype, torch.float32))
+        with torch.no_grad():
+            parts = x.unflatten(0, (len(average), -1)).to(average.dtype)
+            part_variance, part_mean = torch.var_mean(parts, dim=[1, *range(3, parts.ndim)], correction=0)
+            mean = _averaged(part_mean, average)
+            variance = _averaged(part_variance + (part_mean - mean).square(), average)
+            if norm.running_mean is not None:
                 norm.num_batches_tracked.add_(1)
                 count = (len(average) - self._slice_parts[-1]) * parts[0, :, 0].numel()
                 unbiased = variance[-1] * (count / (count - 1))
                 norm.running_mean.lerp_(mean[-1].to(norm.running_mean.dtype), norm.momentum)
                 norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+            scale = (variance + norm.eps).rsqrt()
         weight, bias = _masked(norm.weight, norm.bias, self._slice_masks)
-        scale = (variance + norm.eps).rsqrt()
-        shape = (len(average), 1, -1, *[1] * (x.ndim - 2))
-        y = (parts - mean.view(shape)) * (scale if weight is None else scale * weight).view(shape)
-        if bias is not None:
-            y = y + bias.expand(len(average), -1).view(shape)
-        return y.flatten(0, 1).to(x.dtype)
+        weight = torch.ones_like(mean) if weight is None else weight.expand_as(mean)
+        bias = torch.zeros_like(mean) if bias is None else bias.expand_as(mean)
+        normalised: Tensor = _Normalised.apply(x, weight, bias, mean, scale, average)
+        return normalised
+
+
+class _Normalised(torch.autograd.Function):
+    """y = weight (x - mean) scale + bias, where mean and scale are those of the slices of x, and change with it.
+
+    With g = dL/dy and avg over a slice:  dL/dx = weight scale (g - avg g - (x - mean) scale^2 avg(g (x - mean))).
+    Derived step by step, gradients of the batch's size would be written and read several times.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, average: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, scale, average)
+        centred = x - _of_images(mean, x)
+        return (centred * _of_images(weight * scale, x) + _of_images(bias, x)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale, average = ctx.saved_tensors
+        g = gradients[0].to(mean.dtype)
+        centred = x - _of_images(mean, x)
+
+        def summed(values: Tensor) -> Tensor:
+            parts = values.unflatten(0, (len(mean), -1))
+            return parts.sum([1, *range(3, parts.ndim)])
+
+        of_bias, of_centred = summed(g), summed(g * centred)
+        count = x.numel() // mean.numel()  # figures of a channel in a part
+        shift = _averaged(of_bias, average) / count
+        slope = _averaged(of_centred, average) * scale.square() / count
+        dx = (g - _of_images(shift, x) - centred * _of_images(slope, x)) * _of_images(weight * scale, x)
+        of_weight = (of_centred * scale).to(weight.dtype)
+        return dx.to(x.dtype), of_weight, of_bias.to(weight.dtype), None, None, None
+
+
+def _averaged(figures: Tensor, average: Tensor) -> Tensor:
+    """Return, for each part, the average of the figures (parts, channels) over its slice."""
+    return (average.unsqueeze(-1) * figures).sum(1)
+
+
+def _of_images(figures: Tensor, x: Tensor) -> Tensor:
+    """Return the figures (parts, channels) of the part of each image, in a shape to compute with x."""
+    of_images = figures.repeat_interleave(x.shape[0] // len(figures), 0)
+    return of_images.view(*of_images.shape, *[1] * (x.ndim - 2))
 
 
 def _masked(weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
