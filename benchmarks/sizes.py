@@ -3,10 +3,12 @@
     python benchmarks/sizes.py digits-resnet --width 32 --seeds 0 1 2
     python benchmarks/sizes.py cifar10-resnet18 --width 64 --data DIR --seeds 0 1 --set train.epochs=100
 
-Rows: SGD and SparseFW, each also over sizes; the network of SGD after 5, 10 and 20 epochs of fine-tuning over sizes; and, as the
-limit, narrow networks, each trained alone by SGD. Filters are physically removed, the same share of every layer, and nothing is
-trained again. Prints a table, and writes it with all figures and commands as JSON, and as a picture. Run folders are under runs/;
-finished trainings are not repeated, and killed ones continue.
+Rows: SGD and SparseFW; both over sizes; both over sizes, taught by the outputs of the whole network, at twice the cost; the
+network of SGD after 5, 10 and 20 epochs of fine-tuning over sizes; and, as the limit, narrow networks, each trained alone by SGD.
+
+Filters are physically removed, the same share of every layer, and nothing is trained again. Prints a table, and writes it with
+all figures and commands as JSON, and as a picture. Run folders are under runs/; finished trainings are not repeated, and killed
+ones continue.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.plotting.palette import line_styles
 
 AT = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
-VARIANTS = {
-    "SGD": "sgd",
-    "SparseFW": "filters",
-    "SGD over sizes": "sgd-sizes",
-    "SparseFW over sizes": "sizes",
+# Row -> variant of the recipe, and changes of its settings.
+TAUGHT = "sizes.both=true", "sizes.targets=outputs", "sizes.draws=4", "sizes.distribution=logarithm"
+VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
+    "SGD": ("sgd", ()),
+    "SparseFW": ("filters", ()),
+    "SGD over sizes": ("sgd-sizes", ()),
+    "SparseFW over sizes": ("sizes", ()),
+    "SGD over sizes, taught": ("sgd-sizes", TAUGHT),
+    "SparseFW over sizes, taught": ("sizes", TAUGHT),
 }
 FINETUNED = (5, 10, 20)  # epochs over sizes, from the network of SGD
 LIMIT = "each size trained alone"
@@ -51,8 +57,9 @@ class Study:
         self.figures: Figures = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
 
     def add_seed(self, seed: int) -> None:
-        for row, variant in VARIANTS.items():
-            self._add_curve(row, self._train(f"{self.recipe}-{variant}", f"{self.recipe}-{variant}-seed{seed}", seed))
+        for row, (variant, changes) in VARIANTS.items():
+            name = f"{self.recipe}-{variant}" + "-taught" * bool(changes)
+            self._add_curve(row, self._train(f"{self.recipe}-{variant}", f"{name}-seed{seed}", seed, *changes))
         source = f"runs/{self.recipe}-sgd-seed{seed}"
         for epochs in FINETUNED:
             folder = f"{source}-finetuned{epochs}"
@@ -97,7 +104,9 @@ def _cell(forms: Mapping[str, Sequence[float]]) -> str:
 
 def chart_of(figures: Figures, title: str, subtitle: str) -> Chart:
     """Return the plain figures over the share of the filters that is removed."""
-    styles = line_styles({row: {"SGD": "sgd", "SparseFW over sizes": "sparsefw"}.get(row, row) for row in figures})
+    styles = line_styles(
+        {row: {"SGD": "sgd", "SparseFW over sizes, taught": "sparsefw"}.get(row, row) for row in figures}
+    )
     lines = []
     for row, of_row in figures.items():
         ratios = sorted(of_row)

@@ -1,5 +1,7 @@
 """Train a small ResNet on handwritten digits, by SGD and by SFW over sizes, and shrink both. About a minute on 2 cores."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -37,13 +39,10 @@ for method in ("SGD", "SFW over sizes"):
         for batch in torch.randperm(len(images)).split(BATCH):
             net.train()
             optimizer.zero_grad()
-            if sizes is None:
+            with (
+                nullcontext() if sizes is None else sizes.mixed(step)
+            ):  # half of the batch sees a size drawn for the step
                 loss(net(images[batch]), labels[batch]).backward()
-            else:  # half of the batch sees the network at a size that is drawn for the step
-                small, whole = batch.chunk(2)
-                with sizes.smaller(sizes.draw(step)):
-                    (loss(net(images[small]), labels[small]) / 2).backward()
-                (loss(net(images[whole]), labels[whole]) / 2).backward()
             optimizer.step()
             schedule.step()
             step += 1
