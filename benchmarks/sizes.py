@@ -27,15 +27,14 @@ from sparsefw.plotting.line_chart import draw_chart
 from sparsefw.plotting.palette import line_styles
 
 AT = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
-# Row -> variant of the recipe, and changes of its settings.
-TAUGHT = "sizes.both=true", "sizes.targets=outputs", "sizes.draws=4", "sizes.distribution=logarithm"
+# Row -> variant of the recipe, and changes of its settings. The variants over sizes are taught by the whole network's outputs.
 VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "SGD": ("sgd", ()),
     "SparseFW": ("filters", ()),
-    "SGD over sizes": ("sgd-sizes", ()),
-    "SparseFW over sizes": ("sizes", ()),
-    "SGD over sizes, taught": ("sgd-sizes", TAUGHT),
-    "SparseFW over sizes, taught": ("sizes", TAUGHT),
+    "SGD over sizes": ("sgd", ("sizes={}",)),
+    "SparseFW over sizes": ("filters", ("sizes={}",)),
+    "SGD over sizes, taught": ("sgd-sizes", ()),
+    "SparseFW over sizes, taught": ("sizes", ()),
 }
 FINETUNED = (5, 10, 20)  # epochs over sizes, from the network of SGD
 LIMIT = "each size trained alone"
@@ -58,7 +57,7 @@ class Study:
 
     def add_seed(self, seed: int) -> None:
         for row, (variant, changes) in VARIANTS.items():
-            name = f"{self.recipe}-{variant}" + "-taught" * bool(changes)
+            name = f"{self.recipe}-{variant}" + "-untaught" * bool(changes)
             self._add_curve(row, self._train(f"{self.recipe}-{variant}", f"{name}-seed{seed}", seed, *changes))
         source = f"runs/{self.recipe}-sgd-seed{seed}"
         for epochs in FINETUNED:
