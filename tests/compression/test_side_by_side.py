@@ -97,14 +97,73 @@ def test_masked_filters(network, training):
     torch.testing.assert_close(gradients(model), gradients(apart), rtol=1e-8, atol=1e-9)
 
 
+def ranked() -> nn.Module:
+    """Wide and tall layers, pointwise or not, in groups, transposed, with and without biases."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU(), nn.Conv2d(40, 12, 3, groups=2), nn.ReLU(),
+        nn.Conv2d(12, 30, 1), nn.BatchNorm2d(30), nn.ReLU(), nn.ConvTranspose2d(30, 10, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(40, 16), nn.ReLU(), nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 5),
+    )  # fmt: skip
+
+
+def sequences() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 4)
+    )
+
+
+RANKED = {"ranked": (ranked, X), "sequences": (sequences, torch.zeros(2, 3, 12)), "normed": (normed, X)}
+
+
 @pytest.mark.parametrize("cut", ENDS)
-def test_compiled_graphs_compute_the_same_by_another_expression(cut):
+@pytest.mark.parametrize("network", RANKED)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_ranks_of_several_sizes(network, training, cut):
+    ends, ratios = ENDS[cut]
+    make, example = RANKED[network]
+    model = make().double().train(training)
+    apart = copy.deepcopy(model)
+    sizes = Sizes(model, "rank", example=example.double())
+    assert sizes.needs_passes is None
+    x = torch.randn(16, *example.shape[1:], generator=torch.Generator().manual_seed(1)).double()
+    expected = one_by_one(apart, Sizes(apart, "rank", example=example.double()), ends, ratios, x)
+    found = side_by_side(model, sizes, ends, ratios, x)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(model), gradients(apart), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(dict(model.named_buffers()), dict(apart.named_buffers()), rtol=1e-9, atol=1e-9)
+
+
+def test_the_leading_directions_of_weights_that_move_are_followed():
+    """After 50 steps of a training, the outputs at half of the ranks are those of a new decomposition."""
+    torch.manual_seed(0)
+    model = normed().train()
+    sizes = Sizes(model, "rank", example=X)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(50):
+        optimizer.zero_grad()
+        with sizes.mixed(step):
+            (model(many().float()) - 1).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    sizes.choose(0.5)
+    with sizes.side_by_side([0.5]):
+        followed = model(many().float())[:8]
+    with sizes.smaller(0.5):
+        exact = model(many().float()[:8])
+    assert relative_gap(exact.detach(), followed.detach()) < 1e-2
+
+
+@pytest.mark.parametrize("cut", ENDS)
+@pytest.mark.parametrize("kind", ["filters", "rank"])
+def test_compiled_graphs_compute_the_same_by_another_expression(cut, kind):
     torch._dynamo.reset()
     ends, ratios = ENDS[cut]
     model = plain().double().train()
     other = copy.deepcopy(model)
-    expected = side_by_side(model, Sizes(model, "filters", example=X.double()), ends, ratios, many())
-    sizes = Sizes(other, "filters", example=X.double())
+    expected = side_by_side(model, Sizes(model, kind, example=X.double()), ends, ratios, many())
+    sizes = Sizes(other, kind, example=X.double())
     net = torch.compile(other, backend="aot_eager", fullgraph=True)
     found = side_by_side(net, sizes, ends, ratios, many())
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
@@ -242,15 +301,14 @@ def heads() -> tuple[nn.Module, str, Tensor]:
     [
         (lambda: (scaled(), "filters", X), "scale is a parameter outside of layers"),
         (lambda: (mixing(), "filters", X), "outputs for several sizes at once differ from those one by one"),
-        (lambda: (normed(), "weights", X), "only channels can be silenced for some images"),
-        (lambda: (normed(), "rank", X), "only channels can be silenced for some images"),
+        (lambda: (normed(), "weights", X), "only channels and ranks can be lowered for some images"),
         (heads, "mixes its heads"),
         (
             lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), OwnNorm(8), nn.Conv2d(8, 4, 3)), "filters", X),
             "1 is a OwnNorm, which is no batch norm of torch",
         ),
     ],
-    ids=["parameter", "mixing", "weights", "rank", "heads", "own norm"],
+    ids=["parameter", "mixing", "weights", "heads", "own norm"],
 )
 def test_where_one_pass_is_not_possible_it_says_why(make, reason):
     model, kind, example = make()

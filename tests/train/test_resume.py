@@ -32,6 +32,7 @@ VARIANTS = {
     "dropout": ("digits-resnet-rank", (OWN, "model.arguments.dropout=0.5", "train.ema=0.99", "engine.accumulate=2")),
     "sizes": ("digits-resnet-sizes", ("engine.accumulate=2", "train.mixup=0.2", "train.ema=0.9")),
     "draws": ("digits-resnet-sgd", ("sizes.draws=3", "sizes.both=true", "sizes.targets=outputs", "train.mixup=0.2")),
+    "directions": ("digits-resnet-sgd", ("sizes.kind=rank",)),
     "adamw": ("digits-vit-neurons", ("model.arguments.width=12", "train.evaluate_every=2")),
 }
 STEPS = 57  # three epochs of nineteen

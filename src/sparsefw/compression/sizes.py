@@ -12,7 +12,7 @@ whole network, the other half a size that is drawn for the step:
             loss(model(x), y).backward()
         optimizer.step()
 
-Kinds whose units are single weights or directions need a pass for each size instead: `smaller`.
+Single weights need a pass for each size instead: `smaller`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from torch.utils.hooks import RemovableHandle
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
 from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
-from sparsefw.compression.in_place.side_by_side import OnePassError, SideBySide, side_by_side
+from sparsefw.compression.in_place.side_by_side import SideBySide
+from sparsefw.compression.in_place.slices import OnePassError
 from sparsefw.compression.kinds import StageRequest, stage_for
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
@@ -57,7 +58,7 @@ class Sizes:
 
     Args:
         model: The network, which stays the same object; its device must not change afterwards.
-        kind: The units that go: "filters", "neurons", "heads", "weights", or "rank", which is slow.
+        kind: The units that go: "filters", "neurons", "heads", "weights", or "rank".
         example: An input of the network, to follow channels: a tensor, a tuple of positional or a dict of keyword arguments.
         between: The least and the largest share that is removed; None: 0 and 0.95, of weights 0.995.
         distribution: What is uniform: the kept "width" (the default), the kept "parameters", or the "logarithm" of the width
@@ -97,9 +98,14 @@ class Sizes:
         self._side_by_side: SideBySide | None = None
         self.needs_passes: str | None = None
         try:
-            self._side_by_side = side_by_side(self._model, self._cut, example)
+            self._side_by_side = SideBySide(self._model, self._cut, example)
         except OnePassError as error:
             self.needs_passes = str(error)
+
+    @property
+    def followed(self) -> Sequence[Tensor]:
+        """Tensors that change from block to block: a training that resumes to the bit needs them, and writes to them."""
+        return () if self._side_by_side is None else self._side_by_side.followed
 
     def draw(self, step: int) -> float:
         """Return the share to remove in a step: a function of the seed and the step, the same in all processes."""

@@ -1,7 +1,7 @@
 """All eigenvectors of symmetric matrices that drift, followed from step to step without a decomposition.
 
-A rank that is drawn anew in every step needs the leading subspace of every size, so `subspace.top_subspace` is not enough. Jacobi's
-rotation of every pair of axes, all pairs at once, needs matrix products only: no host sync, so it can be captured.
+A rank that is drawn anew in every step needs the leading subspace of every size, so `subspace.top_subspace` is not enough.
+Jacobi's rotation of every pair of axes, all pairs at once, needs matrix products only: no host sync, so it can be captured.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ROUNDING = 1e-5  # of the largest entry: axes that differ by less would turn at
 def turned(basis: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     """Turn orthonormal columns towards the eigenvectors of symmetric matrices; return them and the quotients before the turn.
 
-    With A = V^T G V, the pair (i, j) would become diagonal by a rotation of  S_ij = atan(2 A_ij / (A_jj - A_ii)) / 2. All pairs
-    turn at once, together by a bounded angle, and V becomes the orthogonal matrix nearest to  V + V S. Where A is nearly diagonal,
-    the error is squared in a turn; from any other basis, some ten to a hundred turns lead to the eigenvectors.
+    With A = V^T G V, the pair (i, j) would become diagonal by a rotation of  S_ij = atan(2 A_ij / (A_jj - A_ii)) / 2. All
+    pairs turn at once, together by a bounded angle, and V becomes the orthogonal matrix nearest to  V + V S. Where A is nearly
+    diagonal, a turn squares the error; from any other basis, some ten to a hundred turns lead to the eigenvectors.
 
     Args:
         basis: V (..., n, n), with orthonormal columns.

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from sparsefw.compression.kinds import STAGES
 from sparsefw.config_base import ConfigError
 from sparsefw.data.batches import Share
 from sparsefw.environment import usable_cores
@@ -105,8 +104,6 @@ def _missing_for_cuda_graph(config: RunConfig, on_gpu: bool, world: int, precisi
         return "one process"
     if precision == torch.float16:
         return "a precision other than fp16"
-    if config.sizes is not None and not STAGES[config.sizes_kind.family].cuts_without_waiting:
-        return f"other sizes than of {config.sizes_kind.name}: they wait for the device"
     reason = config.method.uncapturable
     return None if reason is None else f"another method than {config.method.name}: {reason}"
 

@@ -90,6 +90,7 @@ class Training:
             "average": None if self.average is None else self.average.tensors,
             "sums": of_all_processes(self.engine, self.sums),
             "norms": self.norms,
+            "sizes": None if self.sizes is None else self.sizes.state,
             "step": self.step,
             "seconds": self.clock.seconds(),
         }
@@ -110,6 +111,8 @@ class Training:
             self.sums.copy_(sums.sum(0))
         if self.norms is not None:
             self.norms.copy_(state["norms"])
+        if self.sizes is not None:
+            self.sizes.load(state["sizes"])
         self.step = state["step"]
         self.clock = Clock(state["seconds"])
 

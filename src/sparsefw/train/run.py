@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,10 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
             parts=engine.accumulate,
             seed=config.seed,
         )
+        if sizes.waits and engine.cuda_graph:
+            if config.engine.cuda_graph:
+                raise ConfigError(f"engine.cuda_graph=true needs steps that never wait for the device: {sizes}")
+            engine = replace(engine, cuda_graph=False)
     step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms, sizes))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")

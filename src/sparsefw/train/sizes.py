@@ -1,17 +1,18 @@
 """Training over sizes: the objective  minimise over theta  E_r [ L(C_r(theta)) ],  for any method that passes once over a batch.
 
 In every step a part of the batch sees the network without the share r of its units, drawn for the step, and the rest sees it
-whole; the losses of all images have the same weight. Nothing is remembered from step to step: r is a function of seed and step.
+whole; the losses of all images have the same weight. r is a function of seed and step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from sparsefw.compression.kinds import STAGES
 from sparsefw.compression.sizes import Sizes
 from sparsefw.config_base import ConfigError
 from sparsefw.kinds import Kind
@@ -24,6 +25,7 @@ class OverSizes:
 
     in_one_pass    whether they and the whole network see their images in the same pass
     from_outputs   whether they learn the outputs of the whole network
+    waits          whether a step waits for the device, so that it cannot be captured
     """
 
     def __init__(
@@ -68,7 +70,18 @@ class OverSizes:
         self.from_outputs = config.targets == "outputs"
         if self.from_outputs and not self.in_one_pass:
             raise ConfigError(f"sizes.targets=outputs needs all sizes in one pass: {self._sizes.needs_passes}")
+        self.waits = not (self.in_one_pass or STAGES[kind.family].cuts_without_waiting)
         self._sizes.choose(*[0.0] * config.draws)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What changes from step to step: directions that are followed."""
+        return list(self._sizes.followed)
+
+    def load(self, state: Sequence[Tensor]) -> None:
+        """Restore what changes from step to step."""
+        for mine, theirs in zip(self._sizes.followed, state, strict=True):
+            mine.copy_(theirs)
 
     @property
     def share(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.in_place.restriction import InPlaceCut, Mask, Restriction
+from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention
@@ -118,6 +119,55 @@ class ChannelCut(InPlaceCut):
         tensors = [target.now() for _, target in self._targets]
         shaped = [target.shaped(masks[i][0]) for i, target in self._targets]
         return Mask(tensors, [mask.to(tensor.dtype) for mask, tensor in zip(shaped, tensors, strict=True)])
+
+    def in_slices(self, model: nn.Module) -> InSlices:
+        return _ChannelSlices(model, self)
+
+
+class _ChannelSlices(InSlices):
+    """Channels silenced behind the layers that write them, in the scale and the offset of a norm where it has them."""
+
+    def __init__(self, model: nn.Module, cut: ChannelCut) -> None:
+        self._cut = cut
+        self._sites: dict[nn.Module, tuple[int, int]] = {}  # the index of its mask, and its outputs per masked channel
+        for i, (layer, side) in enumerate(cut.sites):
+            repeated = _outputs_per_channel(model, layer, side, cut.norms)
+            if repeated:
+                self._sites[model.get_submodule(layer)] = i, repeated
+        self.modules = list(self._sites)
+
+    def attributes(self, numbers: Tensor, slice_of_part: Tensor) -> Mapping[nn.Module, dict[str, Any]]:
+        of_slices = torch.cat([numbers, torch.zeros_like(numbers[:1])])  # from the whole network nothing goes
+        masks = self._cut.masks(of_slices[slice_of_part])
+        masked = self._cut.norms is None  # filters are masked, and their biases stay
+        return {
+            module: {
+                "_slice_masks": masks[i] if repeated == 1 else masks[i].repeat_interleave(repeated, 1),
+                "_slice_keeps_bias": masked and getattr(module, "bias", None) is not None,
+            }
+            for module, (i, repeated) in self._sites.items()
+        }
+
+
+def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> int:
+    """Return how many outputs of a layer a channel has, if they are to be silenced; 0 if they need not be."""
+    if layer in dict(model.named_parameters()):
+        raise OnePassError(f"{layer} is a parameter outside of layers")
+    module: Any = model.get_submodule(layer)
+    if side == Side.HEADS:
+        raise OnePassError(f"{layer} mixes its heads")
+    if isinstance(module, nn.SyncBatchNorm):
+        raise OnePassError(f"{layer} synchronises its statistics among processes")
+    if isinstance(module, SEPARATE_NORMS):
+        return 1
+    if side == Side.OUT:
+        if norms is None:
+            return 1
+        behind = norms.get(layer)
+        return 0 if behind is not None and model.get_submodule(behind).affine else 1
+    if isinstance(module, AnyConv) and module.bias is not None:  # depthwise
+        return int(module.out_channels // module.in_channels)
+    return 0
 
 
 def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int) -> dict[tuple[str, Side], np.ndarray]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sparsefw.compression.in_place.slices import InSlices, OnePassError
+
 
 class Restriction(ABC):
     """A map of parameters and buffers to their values without the units that go, and of gradients onto those that stay.
@@ -56,6 +58,10 @@ class InPlaceCut(ABC):
     @abstractmethod
     def restriction(self, numbers: Tensor) -> Restriction:
         """Return the restriction that leaves the network with these numbers of units; numbers are on the model's device."""
+
+    def in_slices(self, model: nn.Module) -> InSlices:
+        """Return how the network has several sizes in one pass; OnePassError says why it cannot."""
+        raise OnePassError("only channels and ranks can be lowered for some images")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from sparsefw.kinds import RANK, Kind
 class LowRank(Stage):
     """Layers split in two; a layer that would not get smaller stays one, with the truncated weight."""
 
-    cuts_without_waiting: ClassVar[bool] = False  # it decomposes matrices
+    cuts_without_waiting: ClassVar[bool] = False  # it decomposes matrices, unless all sizes share one pass
 
     def __init__(
         self,
