@@ -87,6 +87,7 @@ class _RankSlices(InSlices):
                     own[layer] = {
                         "_slice_projections": projections.to(weight_of(layer).dtype),
                         "_slice_of_inputs": _reads_projected(layer),
+                        "_slice_by_weight": type(layer) in (*CONVOLUTIONS, nn.Linear),  # not a forward of one's own
                     }
         return own
 

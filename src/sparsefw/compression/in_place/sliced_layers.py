@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsefw.compression.structure.channels import SEPARATE_NORMS
+from sparsefw.compression.structure.layers import as_matrices, channel_axis, from_matrices, weight_of
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {
@@ -30,6 +31,7 @@ class Sliced(nn.Module):
     _slice_keeps_bias    whether outputs that are masked are the bias
     _slice_projections   for every slice, (groups, n, n): of the outputs without their bias, or of the inputs
     _slice_of_inputs     which of the two
+    _slice_by_weight     whether the weight may be projected instead, which is less work where a layer has many positions
     """
 
     _slice_ends: tuple[float, ...]
@@ -39,13 +41,12 @@ class Sliced(nn.Module):
     _slice_keeps_bias: bool = False
     _slice_projections: Tensor | None = None
     _slice_of_inputs: bool = False
+    _slice_by_weight: bool = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self._slice_projections is not None and self._slice_of_inputs:
-            return super().forward(self._projected(args[0], self._slice_projections, None), *args[1:], **kwargs)
-        output = super().forward(*args, **kwargs)
         if self._slice_projections is not None:
-            return self._projected(output, self._slice_projections, self.bias)
+            return self._of_lower_rank(args[0], self._slice_projections)
+        output = super().forward(*args, **kwargs)
         masks = self._slice_masks
         if masks is None:
             return output
@@ -58,6 +59,31 @@ class Sliced(nn.Module):
             kept = outputs * _along(mask, outputs, axis).to(outputs.dtype)
             silenced.append(kept if bias is None else kept + _along((1 - mask) * bias, kept, axis).to(kept.dtype))
         return torch.cat([*silenced, whole])
+
+    def _of_lower_rank(self, x: Tensor, projections: Tensor) -> Tensor:
+        """Return W x with P W instead of W for the first slices, or W P; it is P (W x), or W (P x)."""
+        layer: Any = self
+        positions = x.numel() // x.shape[channel_axis(self, x)]
+        if self._slice_by_weight and positions > as_matrices(self).shape[-1]:
+            *small, whole = _divided(x, self._slice_ends)
+            outputs = [self._with_weight(part, self._lowered(P)) for P, part in zip(projections, small, strict=True)]
+            return torch.cat([*outputs, super().forward(whole)])
+        if self._slice_of_inputs:
+            return super().forward(self._projected(x, projections, None))
+        return self._projected(super().forward(x), projections, layer.bias)
+
+    def _lowered(self, projection: Tensor) -> Tensor:
+        matrices = as_matrices(self)
+        matrices = matrices @ projection if self._slice_of_inputs else projection @ matrices
+        return from_matrices(self, matrices, weight_of(self).shape)
+
+    def _with_weight(self, x: Tensor, weight: Tensor) -> Tensor:
+        layer: Any = self
+        return (
+            F.linear(x, weight, layer.bias)
+            if isinstance(self, nn.Linear)
+            else layer._conv_forward(x, weight, layer.bias)
+        )
 
     def _projected(self, x: Tensor, projections: Tensor, bias: Any) -> Tensor:
         *small, whole = _divided(x, self._slice_ends)
