@@ -284,7 +284,7 @@ def test_a_scale_on_a_residual_branch():
         model,
         image(),
         {
-            "depthwise.each down.out head.in scale.each stem.out up.in": (6, "norm (LayerNorm) averages over them"),
+            "depthwise.each down.out head.in norm.each scale.each stem.out up.in": (6, ""),
             "down.in up.out": (24, ""),
             "head.out": (4, OUTPUT),
         },

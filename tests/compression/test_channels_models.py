@@ -114,7 +114,7 @@ def test_weights_used_directly_stay():
     )
 
 
-def test_embeddings_and_recurrent_layers_keep_their_width():
+def test_recurrent_layers_keep_their_width():
     model = Net(
         lambda m, x: m.head(m.hidden(m.rnn(m.words(x))[0]).relu()),
         words=nn.Embedding(10, 6),
@@ -125,7 +125,12 @@ def test_embeddings_and_recurrent_layers_keep_their_width():
     check(
         model,
         torch.randint(10, (2, 4)),
-        {"hidden.inx5": (1, "rnn (GRU) writes them"), "head.in hidden.out": (8, ""), "head.out": (2, OUTPUT)},
+        {
+            "words.each": (6, "rnn (GRU) reads them"),
+            "hidden.inx5": (1, "rnn (GRU) writes them"),
+            "head.in hidden.out": (8, ""),
+            "head.out": (2, OUTPUT),
+        },
     )
 
 

@@ -29,11 +29,9 @@ from sparsefw.compression.structure.removal import silence
 from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"
-NORM = "averages over them"
 TWO_AXES = "laid out along two axes"
-POSITIONS = "meets a tensor of fixed size"  # the table of positions of a vision transformer
 NO_LAYER = "is not a layer that is compressed"
-EMBEDDING = "(Embedding) writes them"
+PRODUCT = "a matrix product sums over the channels"
 DIRECT = "never called as a layer"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
@@ -277,8 +275,7 @@ ZOO = (
         "vit_tiny",
         partial(build, "vit_tiny", width=64, heads=4, depth=2),
         image(32),
-        72,
-        (OUTPUT, POSITIONS),
+        99,
         note="two layers of width 64",
         export=True,
     ),
@@ -296,10 +293,10 @@ ZOO = (
     Architecture("densenet121", vision("densenet121"), image(32), 100, needs=TV, slow=True),
     Architecture("efficientnet_b0", vision("efficientnet_b0"), image(32), 100, needs=TV, slow=True),
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
-    Architecture("convnext", _convnext, image(64), 72, (OUTPUT, NORM), needs=TV, note="three stages of two blocks"),
+    Architecture("convnext", _convnext, image(64), 99, needs=TV, note="three stages of two blocks"),
     Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 65, (OUTPUT, TWO_AXES), needs=TV),
-    Architecture("vit", _vit, image(32), 57, (OUTPUT, POSITIONS), needs=TV, note="two layers of width 64", export=True),
-    Architecture("swin", _swin, image(64), 42, (OUTPUT, NORM, DIRECT), needs=TV, note="two stages of two layers"),
+    Architecture("vit", _vit, image(32), 98, needs=TV, note="two layers of width 64", export=True),
+    Architecture("swin", _swin, image(64), 42, (OUTPUT, PRODUCT, DIRECT), needs=TV, note="two stages of two layers"),
     Architecture("FCN", partial(_segmentation, "fcn"), image(32), 100, needs=TV, note="one block per stage", slow=True),
     Architecture(
         "DeepLabV3", partial(_segmentation, "deeplab"), image(32), 100, needs=TV, note="one block per stage", slow=True
@@ -308,8 +305,7 @@ ZOO = (
         "timm vit_tiny_patch16",
         partial(build, "timm:vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10),
         image(64),
-        72,
-        (OUTPUT, POSITIONS),
+        100,
         needs=TIMM,
         note="two layers",
     ),
@@ -319,7 +315,7 @@ ZOO = (
         _bert,
         tokens,
         27,
-        (OUTPUT, TWO_AXES, EMBEDDING, NO_LAYER),
+        (OUTPUT, TWO_AXES, NO_LAYER),
         needs=HF,
         note="two layers of width 32",
         export=True,
@@ -333,7 +329,5 @@ ZOO = (
         needs=HF,
         note="two layers of width 32; its Conv1D is no layer of torch",
     ),
-    Architecture(
-        "Llama", _llama, tokens, 44, (OUTPUT, TWO_AXES, EMBEDDING, NO_LAYER), needs=HF, note="two layers of width 32"
-    ),
+    Architecture("Llama", _llama, tokens, 67, (OUTPUT, TWO_AXES), needs=HF, note="two layers of width 32"),
 )

@@ -14,7 +14,8 @@ from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side, axis_of_channels
+from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
 from sparsefw.geometry.select import without_smallest_masks
@@ -143,6 +144,7 @@ class _ChannelSlices(InSlices):
         return {
             module: {
                 "_slice_masks": masks[i] if repeated == 1 else masks[i].repeat_interleave(repeated, 1),
+                "_slice_axis": -1 if (form := norm_form(module)) is None else form.axis,
                 "_slice_keeps_bias": masked and getattr(module, "bias", None) is not None,
             }
             for module, (i, repeated) in self._sites.items()
@@ -158,7 +160,7 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
         raise OnePassError(f"{layer} mixes its heads")
     if isinstance(module, nn.SyncBatchNorm):
         raise OnePassError(f"{layer} synchronises its statistics among processes")
-    if isinstance(module, SEPARATE_NORMS):
+    if isinstance(module, (*SEPARATE_NORMS, nn.Embedding)) or norm_form(module) is not None:
         return 1
     if side == Side.OUT:
         if norms is None:
@@ -189,8 +191,13 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
     """Return the tensors of a layer that silence its channels."""
     bare = dict(model.named_parameters()).get(layer)  # a scale or an offset outside of layers
     if bare is not None:
-        return [_Target(bare, lambda mask: mask.view(bare.shape))]
+        axis = axis_of_channels(bare)
+        return [_Target(bare, lambda mask: mask.view([-1 if i == axis else 1 for i in range(bare.ndim)]))]
     module: Any = model.get_submodule(layer)
+    if isinstance(module, nn.Embedding):
+        return [_Target(module.weight, _as_it_is)]
+    if norm_form(module) is not None:
+        return [_Target(vector, _as_it_is) for vector in module.parameters()]
     if side == Side.HEADS:
         return [_heads_target(module)]
     if side == Side.OUT:

@@ -20,6 +20,7 @@ from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES, Observed, RowScor
 from sparsefw.compression.settings import REMOVED, Selection
 from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
+from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
 from sparsefw.compression.structure.surgery import size, zero_filters
 from sparsefw.geometry.select import smallest_k_indices
@@ -217,8 +218,17 @@ def _ends(sets: Sequence[Channels]) -> dict[str, Reason]:
 
 
 def _kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
-    """Return the kind: heads are in attention modules, neurons are written by linear layers only; all others are filters."""
+    """Return the kind: heads are in attention modules, neurons are written by linear layers only; all others are filters.
+
+    Channels that a norm over channels sees, such as a layer norm, are the width of a residual stream: filters.
+    """
     if any(site.side == Side.HEADS for site in channels.writers):
         return HEADS
     modules = [model.get_submodule(site.layer) for site in channels.writers]
-    return NEURONS if modules and all(isinstance(module, NEURONS.layers) for module in modules) else FILTERS
+    bare = dict(model.named_parameters())
+    is_stream = any(
+        site.side == Side.EACH and site.layer not in bare and norm_form(model.get_submodule(site.layer)) is not None
+        for site in channels.sites
+    )
+    linear = bool(modules) and all(isinstance(module, NEURONS.layers) for module in modules)
+    return NEURONS if linear and not is_stream else FILTERS

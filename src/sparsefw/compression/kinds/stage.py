@@ -20,6 +20,7 @@ from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
 from sparsefw.compression.structure.attention import rows_of_heads
 from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side
+from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
 
@@ -234,6 +235,6 @@ def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
             if isinstance(module, AnyConv):
                 times = module.out_channels // module.in_channels
                 rows[edit.layer] = [channel * times + i for channel in edit.kept for i in range(times)]
-            elif isinstance(module, SEPARATE_NORMS):
+            elif isinstance(module, SEPARATE_NORMS) or (module is not None and norm_form(module) is not None):
                 rows[edit.layer] = list(edit.kept)
     return rows

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.structure.attention import heads_of
+from sparsefw.compression.structure.attention import heads_of, known_attention
+from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.labels import Array, Labels, Tracer
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -81,6 +82,14 @@ class Channels:
     @property
     def name(self) -> str:
         return " + ".join(site.layer for site in self.writers or self.sites[:1])
+
+
+def axis_of_channels(parameter: Tensor) -> int | None:
+    """Return the axis of channels in a parameter outside of layers: its only long one, or that of (1, positions, channels)."""
+    long = [axis for axis, length in enumerate(parameter.shape) if length > 1]
+    if len(long) > 1:
+        return 2 if parameter.ndim == 3 and long == [1, 2] else None
+    return long[0] if long else 0
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -166,6 +175,7 @@ class _Trace:
         self.tracer = Tracer(self.labels, self._bare_parameter)
         self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
         self.called: set[str] = set()
+        self.modules: dict[str, nn.Module] = {}
         self.parameters: dict[nn.Parameter, str] = {}
         self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
 
@@ -173,6 +183,7 @@ class _Trace:
         """Follow one forward pass; a second one, in another mode, adds to the first."""
         if mode is not evaluating:  # evaluation changes nothing in the model
             model = copy.deepcopy(model)
+        self.modules = dict(model.named_modules())
         self.parameters = {p: name for name, p in model.named_parameters()}
         self.obstacles = {
             layer: because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=layer, other=other)
@@ -211,9 +222,13 @@ class _Trace:
             return self._each
         if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)):
             return self._layer
+        if norm_form(module) is not None:
+            return self._counted_norm
         if isinstance(module, MIXING_NORMS):
             return self._mixing_norm
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if isinstance(module, nn.Embedding):
+            return self._embedding
+        if isinstance(module, nn.EmbeddingBag):
             return self._source
         return self._opaque if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Bilinear)) else None
 
@@ -261,6 +276,25 @@ class _Trace:
         times = output.shape[axis] // inputs[0].shape[axis]
         self._set_channels(output, axis, np.repeat(labels, times))
 
+    def _counted_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        form = norm_form(module)
+        assert form is not None
+        axis = form.axis % output.ndim
+        labels = None
+        if output.shape[axis] == module.get_parameter("weight").shape[0]:
+            labels = self._per_channel(inputs[0], axis, because(Cause.SEEN_IN_SEVERAL_PLACES, layer=name))
+        if labels is None:
+            return self._mixing_norm(name, module, inputs, output)
+        self._note(name, Side.EACH, labels)
+        self._set_channels(output, axis, labels)
+
+    def _embedding(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        labels = self.noted.get((name, Side.EACH))
+        if labels is None:
+            labels = self.labels.fresh(output.shape[-1])
+        self._note(name, Side.EACH, labels)
+        self._set_channels(output, output.ndim - 1, labels)
+
     def _mixing_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
         seen = self.tracer.of(inputs[0])
         if seen is not None:
@@ -268,15 +302,21 @@ class _Trace:
             self.tracer.set(output, seen)
 
     def _attention(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
-        for x in inputs:
-            seen = self.tracer.of(x)
-            if seen is not None:
-                self.labels.fix(seen, because(Cause.READ_BY, layer=name, type="attention"))
+        """Its layers read the channels of its inputs, in this order, and its projection writes channels."""
+        attention = known_attention(module)
+        readers = [f"{name}.{layer}" for layer in attention.inputs]
+        seen = [x for x in inputs if self.tracer.of(x) is not None]
+        if len(seen) == 1:
+            seen *= len(readers)
+        if len(seen) == len(readers):
+            for reader, x in zip(readers, seen, strict=True):
+                self._read(reader, self.modules[reader], x)
+        else:
+            self.tracer.fix(seen, because(Cause.READ_BY, layer=name, type="attention"))
         if (name, Side.HEADS) not in self.noted:
             self._note(name, Side.HEADS, self.labels.fresh(heads_of(module)))
-        written = self.labels.fresh(1)
-        self.labels.fix(written, because(Cause.WRITTEN_BY, layer=name, type="attention"))
-        self.tracer.set(output, written.reshape((1,) * output.ndim))
+        projection = f"{name}.{attention.projection}"
+        self._write(projection, self.modules[projection], output)
 
     def _source(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
         labels = self.labels.fresh(1)
@@ -288,14 +328,16 @@ class _Trace:
         self._source(name, module, inputs, output)
 
     def _bare_parameter(self, parameter: nn.Parameter) -> Array | None:
-        """Label a parameter used outside of layers, such as a per-channel scale, along its only axis longer than 1."""
+        """Label a parameter used outside of layers, such as a per-channel scale or a table of positions, along its channels."""
         name = self.parameters.get(parameter)
-        long = [axis for axis, length in enumerate(parameter.shape) if length > 1]
-        if name is None or len(long) > 1:
+        axis = axis_of_channels(parameter)
+        if name is None or axis is None:
             return None
-        labels = self.labels.fresh(parameter.numel())
+        labels = self.noted.get((name, Side.EACH))
+        if labels is None:
+            labels = self.labels.fresh(parameter.shape[axis] if parameter.ndim else 1)
         self._note(name, Side.EACH, labels)
-        return labels.reshape(parameter.shape)
+        return labels.reshape([-1 if i == axis else 1 for i in range(parameter.ndim)])
 
     def _note(self, name: str, side: Side, labels: Array) -> None:
         if name in self.obstacles:

@@ -176,7 +176,7 @@ def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         if labels is None:
             labels = tracer.labels.fresh(1).reshape((1,) * value.ndim)
             tracer.labels.fix(labels, because(Cause.JOINED_WITH_FIXED_SIZE))
-        return torch.from_numpy(np.ascontiguousarray(labels)).expand(value.shape).contiguous()
+        return torch.from_numpy(np.array(labels, order="C")).expand(value.shape).contiguous()
 
     moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
     return [compact(labels.numpy()) for labels in tree_leaves(moved)]

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side
-from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, weight_of
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, axis_of_channels
+from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
+from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, replace_module, weight_of
 from sparsefw.layer_types import TRANSPOSED
+
+
+_WIDTHS = ("dim", "width", "hidden", "embed", "channels", "d_model")  # in names of numbers of channels
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
@@ -22,14 +26,26 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, kept)
     module = model.get_submodule(name)
+    form = norm_form(module)
+    if form is not None and not isinstance(module, CountedNorm):
+        norm = counted(module, form)
+        for other, same in list(model.named_modules(remove_duplicate=False)):
+            if same is module:
+                replace_module(model, other, norm)
+        module = norm
     _KEEP[side](module, list(kept))
 
 
 def size(model: nn.Module, name: str, side: str) -> int:
     """Return how many channels a layer has on a side."""
     if side == Side.EACH and name in dict(model.named_parameters()):
-        return model.get_parameter(name).numel()
+        parameter = model.get_parameter(name)
+        return parameter.shape[_axis(parameter)] if parameter.ndim else 1
     module: Any = model.get_submodule(name)
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    if norm_form(module) is not None:
+        return len(_tensor(module, "weight"))
     if side == Side.HEADS:
         return known_attention(module).heads
     if isinstance(module, nn.Linear):
@@ -72,7 +88,7 @@ def keep_in(layer: nn.Module, kept: list[int]) -> None:
 
 
 def keep_each(module: nn.Module, kept: list[int]) -> None:
-    """Keep channels of a layer that does not mix them: depthwise convolution, batch norm, PReLU."""
+    """Keep channels of a layer that does not mix them: depthwise convolution, norm, PReLU; and of an embedding."""
     if isinstance(module, AnyConv):
         times = module.out_channels // module.in_channels
         rows = [channel * times + i for channel in kept for i in range(times)]
@@ -81,6 +97,10 @@ def keep_each(module: nn.Module, kept: list[int]) -> None:
             _set(module, "bias", take(module.bias, 0, rows))
         module.groups = module.in_channels = len(kept)
         module.out_channels = len(rows)
+        return
+    if isinstance(module, nn.Embedding):
+        _set(module, "weight", take(module.weight, 1, kept))
+        module.embedding_dim = len(kept)
         return
     for name in ("weight", "bias", "running_mean", "running_var"):
         if isinstance(getattr(module, name, None), Tensor):
@@ -118,7 +138,8 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
     bare = dict(model.named_parameters()).get(name)  # a scale or an offset outside of layers
     with torch.no_grad():
         if bare is not None:
-            bare.view(-1)[positions] = 0
+            index = torch.as_tensor(positions, dtype=torch.long, device=bare.device)
+            bare.index_fill_(_axis(bare), index, 0) if bare.ndim else bare.zero_()
             return
         module: Any = model.get_submodule(name)
         if side == Side.OUT:
@@ -127,6 +148,11 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
                 module.bias[positions] = 0
         elif side == Side.HEADS:
             zero_heads(module, positions)
+        elif isinstance(module, nn.Embedding):
+            module.weight[:, positions] = 0
+        elif norm_form(module) is not None:
+            for vector in module.parameters():
+                vector[positions] = 0
         elif isinstance(module, SEPARATE_NORMS):
             if module.affine:
                 module.weight[positions] = 0
@@ -167,8 +193,26 @@ def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:
 
 def _keep_entries(owner: nn.Module, local: str, kept: Sequence[int]) -> None:
     tensor = _tensor(owner, local)
-    axis = next((i for i, length in enumerate(tensor.shape) if length > 1), 0)
+    axis = _axis(tensor)
+    count = tensor.shape[axis] if tensor.ndim else 1
     _set(owner, local, take(tensor, axis, kept))
+    _tell_count(owner, count, len(kept))
+
+
+def _tell_count(owner: nn.Module, before: int, now: int) -> None:
+    """Correct the numbers by which the code of a module reshapes channels, such as hidden_dim=64 or shape=(64, 1, 1)."""
+    for name, value in list(vars(owner).items()):
+        if type(value) is tuple and value.count(before) == 1 and all(type(length) is int for length in value):
+            setattr(owner, name, tuple(now if length == before else length for length in value))
+        elif type(value) is int and value == before and any(word in name for word in _WIDTHS):
+            setattr(owner, name, now)
+
+
+def _axis(parameter: Tensor) -> int:
+    """Return the axis of the channels in a parameter outside of layers."""
+    axis = axis_of_channels(parameter)
+    assert axis is not None
+    return axis
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

@@ -1,0 +1,99 @@
+"""Norms over channels that lost some: they divide by the original count, so they compute what silent channels would leave.
+
+A norm of n channels, of which k are left and the others are 0:
+
+    mean = sum(x) / n,   variance = (sum((x - mean)^2) + (n - k) mean^2) / n
+
+Silent channels are those whose scale and offset are 0, and which nobody writes. A root mean square is the same without a mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class NormForm(NamedTuple):
+    """How a norm over channels averages.
+
+    axis             of the channels, 1 or -1
+    centred          whether the mean is subtracted
+    over_positions   whether all axes but the first are averaged over, as in a group norm of one group
+    eps              added to the variance; None: that of the type of number
+    """
+
+    axis: int
+    centred: bool
+    over_positions: bool
+    eps: float | None
+
+
+class CountedNorm(nn.Module):
+    """A norm over `count` channels, of which those are left that `weight` scales."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, count: int, form: NormForm) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.count = count
+        self.form = form
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis, centred, over_positions, eps = self.form
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        axes = list(range(1, x.ndim)) if over_positions else [axis]
+        share = len(self.weight) / self.count
+        mean = wide.mean(axes, keepdim=True) * share if centred else 0.0
+        deviation = wide - mean
+        variance = deviation.square().mean(axes, keepdim=True) * share
+        if centred:
+            variance = variance + (1 - share) * mean**2
+        scale = (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
+        shape = (-1,) if axis == -1 else (-1, *[1] * (x.ndim - 2))
+        y = deviation * scale * self.weight.view(shape)
+        return (y if self.bias is None else y + self.bias.view(shape)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)} of {self.count}, {self.form}"
+
+
+def norm_form(module: Any) -> NormForm | None:
+    """Return how a norm of any library averages; None for all but norms over all channels with a scale for each.
+
+    Norms of other libraries are known by their names and parameters; the trial of removal.removable_channels shows on numbers
+    whether they compute what is expected of them.
+    """
+    if isinstance(module, CountedNorm):
+        return module.form
+    parameters = dict(module.named_parameters(recurse=False))
+    name = type(module).__name__.lower()
+    is_norm = "norm" in name and not any(module.children()) and not dict(module.named_buffers())
+    if (
+        not is_norm
+        or "weight" not in parameters
+        or set(parameters) - {"weight", "bias"}
+        or parameters["weight"].ndim != 1
+    ):
+        return None
+    is_group = isinstance(module, nn.GroupNorm)
+    centred = "rms" not in name and "t5" not in name
+    if centred and not isinstance(module, nn.LayerNorm) and not (is_group and module.num_groups == 1):
+        return None
+    return NormForm(1 if is_group or "2d" in name else -1, centred, is_group, _eps(module))
+
+
+def counted(module: Any, form: NormForm) -> CountedNorm:
+    """Return a norm of this form as one that can lose channels."""
+    if isinstance(module, CountedNorm):
+        return module
+    return CountedNorm(module.weight, getattr(module, "bias", None), len(module.weight), form).train(module.training)
+
+
+def _eps(module: Any) -> float | None:
+    for name in ("eps", "variance_epsilon", "epsilon"):
+        if hasattr(module, name):
+            eps: float | None = getattr(module, name)
+            return eps
+    return None

@@ -1,0 +1,174 @@
+"""Norms over channels that lost some compute what silent channels would leave; residual streams become narrower as a whole."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compression.following import check, parity
+from compression.zoo import OUTPUT, Net, awake
+from sparsefw import Sizes, compress, load, save
+from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.counted_norms import CountedNorm, NormForm, norm_form
+from sparsefw.compression.structure.removal import removable_channels
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Of a library: channels behind the images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+class OwnRMSNorm(nn.Module):
+    """Of a library: its own class, another name of eps, no bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.variance_epsilon = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+NORMS = {
+    "layer norm": (lambda: nn.LayerNorm(6), False),
+    "layer norm without bias": (lambda: nn.LayerNorm(6, bias=False), False),
+    "rms norm": (lambda: nn.RMSNorm(6), False),
+    "own rms norm": (lambda: OwnRMSNorm(6), False),
+    "layer norm 2d": (lambda: LayerNorm2d(6), True),
+    "group norm of one group": (lambda: nn.GroupNorm(1, 6), True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_is_left_is_what_the_whole_norm_computes_beside_silent_channels(name):
+    make, images = NORMS[name]
+    norm = awake(make()).double().eval()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn((2, 6, 3, 3) if images else (2, 5, 6), generator=draw, dtype=torch.float64) + 0.7
+    kept = [0, 2, 5]
+    silent = x.clone().movedim(1 if images else -1, 0)
+    silent[[1, 3, 4]] = 0
+    silent = silent.movedim(0, 1 if images else -1)
+    small = CountedNorm(
+        nn.Parameter(norm.weight[kept]),
+        None if getattr(norm, "bias", None) is None else nn.Parameter(norm.bias[kept]),
+        6,
+        norm_form(norm),
+    )
+    chosen = (slice(None), kept) if images else (..., kept)
+    torch.testing.assert_close(small(x[chosen]), norm(silent)[chosen], rtol=1e-12, atol=1e-12)
+
+
+def test_by_hand():
+    """Of four channels two are left, 1 and 3: mean 4 / 4 = 1, variance (0 + 4 + 2 * 1) / 4 = 1.5."""
+    norm = CountedNorm(nn.Parameter(torch.ones(2)), None, 4, NormForm(-1, True, False, 0.0))
+    torch.testing.assert_close(norm(torch.tensor([[1.0, 3.0]])), torch.tensor([[0.0, 2 / 1.5**0.5]]))
+
+
+@pytest.mark.parametrize("module", [
+    nn.LayerNorm(6, elementwise_affine=False), nn.LayerNorm((2, 6)), nn.GroupNorm(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 6),
+    nn.LocalResponseNorm(2),
+])  # fmt: skip
+def test_others_are_no_norms_over_all_channels_with_a_scale_for_each(module):
+    assert norm_form(module) is None
+
+
+def transformer() -> Net:
+    """Tokens with positions and a class, one block of attention by hand, and one hidden layer."""
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        x = torch.cat([m.token.expand(len(x), -1, -1), m.words(x)], 1) + m.positions
+        x = x + m.mix(m.first(x).mean(1, keepdim=True))
+        x = x + m.down(F.gelu(m.up(m.second(x))))
+        return m.head(m.last(x)[:, 0])
+
+    torch.manual_seed(0)
+    return Net(
+        run,
+        words=nn.Embedding(10, 8),
+        token=nn.Parameter(torch.randn(1, 1, 8)),
+        positions=nn.Parameter(torch.randn(1, 6, 8)),
+        first=nn.LayerNorm(8),
+        mix=nn.Linear(8, 8),
+        second=nn.RMSNorm(8),
+        up=nn.Linear(8, 20),
+        down=nn.Linear(20, 8),
+        last=nn.LayerNorm(8),
+        head=nn.Linear(8, 3),
+    )
+
+
+TOKENS = torch.randint(10, (4, 5), generator=torch.Generator().manual_seed(0))
+STREAM = "down.out first.each head.in last.each mix.in mix.out positions.each second.each token.each up.in words.each"
+
+
+def test_a_residual_stream_becomes_narrower_as_a_whole():
+    found = check(awake(transformer()).eval(), TOKENS, {
+        STREAM: (8, ""), "down.in up.out": (20, ""), "head.out": (3, OUTPUT),
+    })  # fmt: skip
+    assert len(found) == 3
+
+
+def test_it_is_saved_loaded_and_compressed_again(tmp_path):
+    model = awake(transformer()).eval()
+    small = compress(model, filters=0.5, example=TOKENS)
+    assert small.model.words.weight.shape == (10, 4)
+    assert isinstance(small.model.first, CountedNorm)
+    save(small, tmp_path / "small")
+    again = load(tmp_path / "small", lambda: awake(transformer())).model.eval()
+    torch.testing.assert_close(again(TOKENS), small.model(TOKENS))
+    stream = next(c for c in removable_channels(small.model, TOKENS) if len(c.sites) > 5)
+    assert stream.count == 4
+    assert parity(small.model, TOKENS, {stream: [1]}) <= 1e-5
+    assert small.model.first.count == compress(small.model, filters=0.5, example=TOKENS).model.first.count == 8
+
+
+def test_a_stream_is_filters_and_not_neurons():
+    model = awake(transformer()).eval()
+    small = compress(model, neurons=0.5, example=TOKENS)
+    assert small.model.words.weight.shape == (10, 8)
+    assert small.model.up.weight.shape == (10, 8)
+
+
+def test_it_is_silenced_in_place_as_it_is_removed():
+    model = awake(transformer()).eval()
+    sizes = Sizes(model, "filters", example=TOKENS)
+    before = copy.deepcopy(model.state_dict())
+    with sizes.smaller(0.5):
+        silent = model(TOKENS)
+    small = compress(model, filters=0.5, example=TOKENS, refit=False)
+    torch.testing.assert_close(silent, small.model(TOKENS), rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), before.values(), strict=True))
+
+
+def test_following_the_channels_leaves_norms_as_they_are():
+    """Looking at their weights is no use of them outside of layers."""
+    names = {channels.name for channels in find_channels(transformer(), TOKENS)}
+    assert not any(name.startswith(("first.", "second.", "last.")) for name in names)
+
+
+def test_code_that_reshapes_by_a_number_of_its_own():
+    """Such as hidden_dim of torchvision's vision transformer, and the shape of a scale in timm's MetaFormer."""
+
+    class Scale(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.shape = (width, 1, 1)
+            self.hidden_dim = width
+            self.scale = nn.Parameter(torch.rand(width) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale.view(self.shape)).reshape(-1, self.hidden_dim, 4)
+
+    model = Net(
+        lambda m, x: m.head(m.scale(m.stem(x)).mean(2)), stem=nn.Conv2d(3, 6, 1), scale=Scale(6), head=nn.Linear(6, 2)
+    )
+    check(model, torch.randn(2, 3, 2, 2), {"head.in scale.scale.each stem.out": (6, ""), "head.out": (2, OUTPUT)})
