@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparsefw.models import MODELS, build, build_registered, external
+from sparsefw import own_code
+from sparsefw.models import MODELS, build, build_named, build_registered, external, model_factory
 
 try:
     external.import_torchvision()
@@ -70,7 +71,7 @@ def test_arguments_are_plain_values(value):
 
 @pytest.fixture
 def own(monkeypatch):
-    """A module of the user's, with functions that make a network, need an argument, and make something else."""
+    """A module of the user's: a network, declared functions that make a network and something else, and an undeclared one."""
     module = ModuleType("own_models")
 
     class Scaled(nn.Linear):
@@ -78,38 +79,84 @@ def own(monkeypatch):
             super().__init__(*sizes)
             self.sizes = sizes
 
+    def number() -> int:
+        return 3
+
+    def linear(width: int = 2) -> nn.Module:
+        return nn.Linear(width, width)
+
+    def hidden() -> nn.Module:
+        raise AssertionError("it was called")
+
     module.Scaled = Scaled
-    module.number = lambda: 3
+    module.number = model_factory(number)
+    module.linear = model_factory(linear)
+    module.hidden = hidden
     monkeypatch.setitem(sys.modules, "own_models", module)
     return module
 
 
-def test_functions_of_the_caller(own):
-    model = build("own_models:Scaled", sizes=(2, 3))
+def build_trusted(name: str, **arguments) -> nn.Module:
+    return build_named(name, arguments, trust=True)
+
+
+def test_classes_and_declared_functions_of_the_caller(own):
+    model = build_trusted("own_models:Scaled", sizes=(2, 3))
     assert isinstance(model, own.Scaled)
     # Built from what the record says, which has no tuples.
     assert model.built_from == {"name": "own_models:Scaled", "arguments": {"sizes": [2, 3]}}
     assert model.sizes == [2, 3]
     assert copy.deepcopy(model).built_from == model.built_from
+    assert build_trusted("own_models:linear", width=5).in_features == 5
 
 
-def test_functions_of_the_caller_that_do_not_exist_or_make_no_network(own, monkeypatch):
-    assert error_line(build, "own_models:net") == "model 'own_models:net': module 'own_models' has no function 'net'"
-    assert error_line(build, "not.there:net") == "model 'not.there:net': there is no module 'not.there'"
-    assert error_line(build, "own_models:number") == "model 'own_models:number': returned a int, not a torch.nn.Module"
-    assert error_line(build, "own_models:Scaled") == (
+def test_code_of_the_caller_that_does_not_exist_or_makes_no_network(own):
+    assert (
+        error_line(build_trusted, "own_models:net") == "model.name='own_models:net': module 'own_models' has no 'net'"
+    )
+    assert error_line(build_trusted, "not.there:net") == "model.name='not.there:net': there is no module 'not.there'"
+    assert error_line(build_trusted, "own_models:number") == (
+        "model.name='own_models:number': returned a int, not a torch.nn.Module"
+    )
+    assert error_line(build_trusted, "own_models:Scaled") == (
         "model 'own_models:Scaled' needs the argument 'sizes'; accepted: sizes"
     )
-    assert error_line(build, "own_models:number", x=1) == (
+    assert error_line(build_trusted, "own_models:number", x=1) == (
         "model 'own_models:number' has no argument 'x'; accepted: none"
     )
+
+
+@pytest.mark.parametrize("name", ["os:system", "own_models:hidden", "os:path", "builtins:exec"])
+def test_trusted_code_that_is_not_declared_is_not_called(own, name):
+    line = error_line(build_trusted, name)
+    assert line.startswith(f"model.name={name!r}: {name.partition(':')[2]!r} was not called; it must be")
+    assert line.endswith("a function under @sparsefw.models.model_factory")
+
+
+@pytest.mark.parametrize("name", ["os:system", "own_models:Scaled", "nowhere:net"])
+def test_code_is_imported_only_with_trust(own, name, monkeypatch):
+    monkeypatch.setattr(own_code.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    for call in (build, lambda name: build_named(name, {})):
+        module, _, attribute = name.partition(":")
+        assert error_line(call, name) == (
+            f"model.name={name!r} would import the Python module {module!r} and run its {attribute!r}; "
+            "add --trust (in Python: trust=True) if you trust this code"
+        )
+    assert "as package.module:Attribute" in error_line(build_named, "../up:x", {}, trust=True)
+
+
+def test_arguments_in_a_file_cannot_grant_trust(own):
+    """A record has any arguments, so trust is none of them."""
+    assert "add --trust" in error_line(build_named, "own_models:Scaled", {"trust": True, "sizes": [1, 1]})
+    assert "has no argument 'trust'" in error_line(build, "resnet_digits", trust=True)
 
 
 def test_a_module_that_fails_to_import_something_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import something_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="something_that_is_missing"):
-        build("needs_more:net")
+    assert error_line(build_trusted, "needs_more:net").endswith(
+        "module 'needs_more' cannot be imported: No module named 'something_that_is_missing'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,8 +166,9 @@ def test_files_reach_the_registry_only(name, own, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("something was resolved")
 
-    for function in ("build_from_timm", "build_from_torchvision", "build_from_module"):
+    for function in ("build_from_timm", "build_from_torchvision"):
         monkeypatch.setattr(external, function, refuse)
+    monkeypatch.setattr(own_code, "import_code", refuse)
     assert error_line(build_registered, {"name": name, "arguments": {}}).startswith(f"unknown model {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Networks of timm, torchvision and the user's own modules. Nothing here is imported before a network is asked for."""
+"""Networks of timm and torchvision, which are not imported before a network is asked for."""
 
 from __future__ import annotations
 
@@ -64,39 +64,6 @@ def build_from_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
     # By default, some networks download the weights of their backbone.
     no_downloads = {key: None for key in downloads if key in inspect.signature(builder).parameters}
     return _call(f"torchvision:{name}", builder, {**no_downloads, **arguments})
-
-
-def build_from_module(name: str, arguments: dict[str, Any]) -> nn.Module:
-    """Call the function "package.module:function", which imports and thus runs that module."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one of its own imports does not
-        raise ValueError(f"model {name!r}: there is no module {module_name!r}") from error
-    builder = getattr(module, function_name, None)
-    if not callable(builder):
-        raise ValueError(f"model {name!r}: module {module_name!r} has no function {function_name!r}")
-    check_argument_names(name, builder, arguments)
-    model = builder(**arguments)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name!r}: returned a {type(model).__name__}, not a torch.nn.Module")
-    return model
-
-
-def check_argument_names(name: str, builder: Callable[..., Any], arguments: Iterable[str]) -> None:
-    """Raise ValueError unless `builder` accepts every argument by name and gets all that it requires."""
-    parameters = inspect.signature(builder).parameters.values()
-    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    accepted = ", ".join(by_name) or "none"
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for argument in arguments:
-        if argument not in by_name and not accepts_any:
-            raise ValueError(f"model {name!r} has no argument {argument!r}; accepted: {accepted}")
-    for p in by_name.values():
-        if p.default is p.empty and p.name not in arguments:
-            raise ValueError(f"model {name!r} needs the argument {p.name!r}; accepted: {accepted}")
 
 
 def unknown_model(name: str, known: Iterable[str]) -> str:

@@ -47,14 +47,16 @@ class Sweep:
     storage: optuna.storages.RDBStorage
     folder: Path
     token: str
+    trust: bool = False  # whether code that the plan names may be imported
 
     @classmethod
-    def begin(cls, plan: SweepPlan, url: str, folder: Path) -> Sweep:
+    def begin(cls, plan: SweepPlan, url: str, folder: Path, trust: bool = False) -> Sweep:
         """Store the plan of a new sweep, or continue a sweep that has the same plan."""
+        plan.import_code(trust)
         storage = open_storage(url)
         record = _store_record(storage, plan, folder)
         plan.check_same(record.plan)
-        sweep = cls(plan, storage, folder, record.token)
+        sweep = cls(plan, storage, folder, record.token, trust)
         sweep._claim_folder(url)
         for row in plan.rows:  # create the studies now, before several workers try to
             sweep.configuration_ledger(row)
@@ -62,13 +64,14 @@ class Sweep:
         return sweep
 
     @classmethod
-    def join(cls, url: str, name: str | None, folder: Path | None) -> Sweep:
+    def join(cls, url: str, name: str | None, folder: Path | None, trust: bool = False) -> Sweep:
         """Open a sweep that another process began.
 
         Args:
             url: the storage
             name: of the sweep; None if the storage holds only one
             folder: where to train; None: in the folder of that process, if it is on this machine
+            trust: whether Python code that the plan in the storage names may be imported, which runs it
         """
         storage = open_storage(url, must_exist=True)
         names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
@@ -84,10 +87,11 @@ class Sweep:
         if name not in names:
             raise ConfigError(f"--name {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
         record = _read_record(storage, name)
+        record.plan.import_code(trust)
         if folder is None:
             is_here = _token_of_folder(record.home) == record.token
             folder = record.home if is_here else Path("runs") / f"sweep-{name}"
-        sweep = cls(record.plan, storage, folder, record.token)
+        sweep = cls(record.plan, storage, folder, record.token, trust)
         sweep._claim_folder(url)
         return sweep
 

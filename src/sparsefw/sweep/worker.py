@@ -21,6 +21,7 @@ from sparsefw.atomic_io import json_ready
 from sparsefw.compression import Curve, curve
 from sparsefw.data.loaders import open_data
 from sparsefw.errors import Interrupted
+from sparsefw.own_code import search_current_folder
 from sparsefw.runfolder import RunPaths, RunWriter
 from sparsefw.runfolder.schema import SweepJob
 from sparsefw.sweep.jobs import TrainingProgress
@@ -187,8 +188,8 @@ def _run_configuration(sweep: Sweep, task: Task, folder: Path, data: Path | None
     judge = PruningCheck(task.claim, config) if sweep.plan.prune else None
     RunWriter(folder).forget_error()  # of an earlier attempt
     facts = SweepJob(sweep.plan.name, task.row, job.name, final=False)
-    result = fit(config, folder, data, quiet=True, judge=judge, job=facts)
-    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    result = fit(config, folder, data, trust=sweep.trust, quiet=True, judge=judge, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=sweep.trust)
     masked = trained.curve(None, None, CURVE_FORM, "validation", refit=False, progress=False)
     _record_result(task, folder, result, _masked_figures(masked))
 
@@ -202,8 +203,8 @@ def _run_seed(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None
     if seed == SELECTION_SEED and trained_folder is not None and RunPaths(trained_folder).model.exists():
         folder = trained_folder
     facts = SweepJob(sweep.plan.name, task.row, chosen.name, final=True)
-    result = fit(config, folder, data, quiet=True, job=facts)
-    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    result = fit(config, folder, data, trust=sweep.trust, quiet=True, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=sweep.trust)
     masked = trained.curve(None, None, CURVE_FORM, "test", refit=False, progress=False)
     removed = trained.curve(None, None, "removed", "test", progress=False)
     figures: dict[str, Any] = {"seed": seed, **_masked_figures(masked)}
@@ -279,7 +280,9 @@ def main() -> None:
     assignment = json.loads(os.environ[WORKER_VARIABLE])
     data = None if assignment["data"] is None else Path(assignment["data"])
     try:
-        sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]))
+        if assignment["trust"]:
+            search_current_folder()
+        sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]), assignment["trust"])
         check_data(sweep.plan, data)
     except StorageUnreachable as error:
         sys.exit(f"error: {error}")  # with exit code 1: the supervisor starts another worker
