@@ -129,7 +129,7 @@ class Sweep:
             direction="maximize",
             load_if_exists=True,
         )
-        return Ledger(study, self.storage, self.plan.grace, space, budget)
+        return Ledger(study, self.storage, self.folder, self.plan.grace, space, budget)
 
     def finished_configurations(self, row: str) -> dict[str, Job] | None:
         """Return all configurations of a row; None until all of them are finished."""
@@ -168,12 +168,18 @@ class Sweep:
         """Return the folder of a job on this machine."""
         return run_folder(self.folder, folder_name(row), name)
 
-    def started_folder(self, job: Job) -> Path | None:
-        """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it."""
+    def started_folder(self, row: str, job: Job) -> Path | None:
+        """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it.
+
+        The ledger names the folder, and files in it are deleted: it must be that of this job in a folder of this sweep.
+        """
         if job.start is None:
             return None
         folder = Path(job.start.folder)
-        return folder if _token_of_folder(sweep_folder_of(folder)) == self.token and folder.is_dir() else None
+        home = sweep_folder_of(folder)
+        if folder != run_folder(home, folder_name(row), job.name) or _token_of_folder(home) != self.token:
+            return None
+        return folder if folder.is_dir() else None
 
     def remove_unneeded_models(self, row: str) -> None:
         """Delete the networks of finished configurations that cannot be chosen any more.
@@ -184,7 +190,7 @@ class Sweep:
         jobs = self.configuration_ledger(row).jobs()
         best = best_job(jobs)
         for job in jobs.values():
-            folder = self.started_folder(job)
+            folder = self.started_folder(row, job)
             if job.state in (JobState.DONE, JobState.PRUNED) and job is not best and folder is not None:
                 RunWriter(folder).forget_model()
 
@@ -221,7 +227,10 @@ def _store_record(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: 
 
 def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
     record = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
-    return _Record(parse(SweepPlan, record[PLAN], f"sweep {name}"), record[TOKEN], Path(record[HOME]))
+    plan = parse(SweepPlan, record[PLAN], f"sweep {name}")
+    if plan.name != name:  # names of plans are checked: they name folders
+        raise ConfigError(f"sweep {name!r}: the plan in the storage is that of {plan.name!r}")
+    return _Record(plan, record[TOKEN], Path(record[HOME]))
 
 
 def _token_of_folder(folder: Path) -> str | None:

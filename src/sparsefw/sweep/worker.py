@@ -165,7 +165,7 @@ def _wait_for_lock(folder: Path, grace: float, task: Task) -> Path:
 def _folder(sweep: Sweep, task: Task) -> Path:
     """Return the folder in which the job was started before, if it is visible from here; else a folder of this machine."""
     job = task.claim.job
-    started = sweep.started_folder(job)
+    started = sweep.started_folder(task.row, job)
     if started is not None:
         return started
     folder = sweep.job_folder(task.row, job.name)
@@ -199,7 +199,7 @@ def _run_seed(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None
     seed = int(task.claim.job.params[SEED])
     chosen = sweep.configuration_ledger(task.row).jobs()[task.claim.job.params[CONFIGURATION]]
     config = sweep.config(task.row, chosen, seed)
-    trained_folder = sweep.started_folder(chosen)
+    trained_folder = sweep.started_folder(task.row, chosen)
     if seed == SELECTION_SEED and trained_folder is not None and RunPaths(trained_folder).model.exists():
         folder = trained_folder
     facts = SweepJob(sweep.plan.name, task.row, chosen.name, final=True)
