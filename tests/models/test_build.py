@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from types import ModuleType
 
@@ -15,7 +16,7 @@ from sparsefw.models import MODELS, build, build_named, build_registered, extern
 
 try:
     external.import_torchvision()
-    import timm  # noqa: F401
+    import timm
 
     vision = True
 except ModuleNotFoundError:
@@ -201,7 +202,7 @@ def test_records_are_checked_as_arguments_are():
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("timm:resnet10t", {"num_classes": 5, "pretrained": False}),
+        ("timm:resnet10t", {"num_classes": 5, "drop_rate": 0.1, "global_pool": "max"}),
         ("torchvision:squeezenet1_1", {"num_classes": 5}),
         ("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 5}),  # would download its backbone by default
     ],
@@ -226,12 +227,68 @@ def test_external_networks(name, arguments, monkeypatch):
         ("torchvision:resnet19", {}, "unknown model 'torchvision:resnet19'; did you mean 'torchvision:resnet"),
         ("timm:resnet18", {"classes": 3}, "model 'timm:resnet18': "),
         ("torchvision:resnet18", {"classes": 3}, "model 'torchvision:resnet18': "),
-        ("timm:resnet18", {"pretrained": True}, "model 'timm:resnet18': pretrained is refused"),
-        ("torchvision:resnet18", {"weights": "DEFAULT"}, "model 'torchvision:resnet18': weights is refused"),
+        ("timm:resnet18.a:b", {}, "unknown model 'timm:resnet18.a:b'"),
     ],
 )
 def test_hub_errors(name, arguments, line):
     assert error_line(build, name, **arguments).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("timm:resnet18", "pretrained", True),
+        ("timm:resnet18", "pretrained", False),
+        ("timm:resnet18", "checkpoint_path", "weights.pth"),
+        ("timm:resnet18", "pretrained_cfg", {"url": "https://example.org/weights.pth"}),
+        ("timm:resnet18", "pretrained_cfg_overlay", {"file": "weights.pth"}),
+        ("timm:resnet18", "pretrained_strict", False),
+        ("timm:resnet18", "cache_dir", "/tmp"),
+        ("timm:resnet18", "scriptable", True),
+        ("timm:resnet18", "features_only", True),
+        ("torchvision:resnet18", "weights", "DEFAULT"),
+        ("torchvision:resnet18", "pretrained", True),
+        ("torchvision:fcn_resnet50", "weights_backbone", "IMAGENET1K_V1"),
+        ("torchvision:fcn_resnet50", "pretrained_backbone", True),
+        ("torchvision:resnet18", "norm_layer", "os.system"),
+    ],
+)
+def test_arguments_that_load_files_are_refused(name, argument, value, monkeypatch):
+    monkeypatch.setattr(external, "_require_installed", lambda *_: pytest.fail("the library was asked"))
+    line = error_line(build, name, num_classes=3, **{argument: value})
+    assert line.startswith(f"model {name!r}: the argument {argument!r} is refused; accepted: num_classes, ")
+    assert line.endswith("nothing is downloaded, model.weights.file loads weights")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "file:///etc/passwd",
+        "https://example.org/x",
+        "hf-hub:a/b",
+        "../x",
+        "a.pth",
+        {"url": "x"},
+        ["a", ["/x"]],
+        [{"a": 1}],
+    ],
+)
+@pytest.mark.parametrize(("name", "argument"), [("timm:resnet18", "global_pool"), ("torchvision:resnet18", "groups")])
+def test_values_of_arguments_name_no_file(name, argument, value, monkeypatch):
+    monkeypatch.setattr(external, "_require_installed", lambda *_: pytest.fail("the library was asked"))
+    assert error_line(build, name, **{argument: value}) == (
+        f"model {name!r}: {argument}={value!r} is refused; it must be a number, a word, or a list of these"
+    )
+
+
+@needs_vision
+def test_accepted_arguments_load_nothing():
+    """No argument that timm's or torchvision's own loading takes is accepted, under any name that it has today."""
+    from timm.models import build_model_with_cfg
+
+    loading = {*inspect.signature(timm.create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
+    assert not loading & set(external.TIMM_ARGUMENTS)
+    assert not any("pretrain" in name or "weights_" in name for name in external.TORCHVISION_ARGUMENTS)
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])

@@ -98,7 +98,8 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     """Build a network by name, with fresh weights.
 
     Args:
-        name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights.
+        name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights, and with arguments of its shape
+            and its dropout only.
         arguments: of the network, as plain values: numbers, text, booleans, None, and lists and dictionaries of them.
 
     Returns:
