@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -60,6 +61,43 @@ def test_the_suggested_next_command_works(own):
     sparsefw(own, "compress", "runs/own-seed0", "--trust", "--filters", "0.5", "-o", "small")
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (own / "small").iterdir()}
     assert modes == {0o644}  # a server under another user may read them
+
+
+METHOD = """
+from typing import Literal
+
+from sparsefw.methods import SGD
+from sparsefw.methods.base import register
+
+@register
+class Plain(SGD):
+    name: Literal["mymethod:Plain"] = "mymethod:Plain"
+"""
+GRID = """
+recipe: digits-resnet
+kind: filters
+at: [0.5]
+train: {epochs: 1}
+methods:
+  Own: {method: {name: "mymethod:Plain"}}
+"""
+
+
+@pytest.mark.slow
+def test_workers_import_own_code_from_the_current_folder_with_trust_only(tmp_path):
+    """And nothing else from there: optuna.py stands for a file that happens to be named like a package."""
+    (tmp_path / "mynet.py").write_text(NETWORK.replace("Conv2d(3", "Conv2d(1").replace("classes=3", "classes=10"))
+    (tmp_path / "mymethod.py").write_text(METHOD)
+    (tmp_path / "optuna.py").write_text("raise SystemExit('a file in the current folder was imported')")
+    (tmp_path / "own.yaml").write_text(GRID)
+    words = ["sweep", "own.yaml", "--seeds", "1", "--workers", "1", "--out", "sweep", "--set", "model.name=mynet:make"]
+    assert "add --trust" in sparsefw(tmp_path, *words, code=2).stderr
+    assert not (tmp_path / "sweep").exists()
+    assert "failed" not in sparsefw(tmp_path, *words, "--trust").stderr
+    results = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert results["rows"]["Own"]["test"]["seeds"] == [0]
+    joined = sparsefw(tmp_path, "sweep", "--join", "sweep", "--workers", "1", code=2)
+    assert "'mynet:make' would import the Python module 'mynet'" in joined.stderr
 
 
 def test_a_corrupt_image_is_named_or_skipped(own, tmp_path):
