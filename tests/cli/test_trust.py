@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.methods import METHODS
+from sparsefw.models import build_named
 from sparsefw.reproduce import find_experiment
 from sparsefw.reproduce.experiment import ExperimentOptions
 from sparsefw.runfolder.schema import ModelRecord
@@ -20,6 +25,7 @@ from sparsefw.sweep.storage import open_storage
 from sparsefw.sweep.sweep_plan import SweepPlan
 from sparsefw.train import RunFolder, fit, load_recipe
 
+ROOT = Path(__file__).parents[2]
 FOREIGN = """
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -64,13 +70,16 @@ SMALL = ["train.epochs=1", "model.arguments.width=4", "engine.device=cpu"]
 
 
 @pytest.fixture
-def foreign(tmp_path, monkeypatch) -> Path:
+def foreign(tmp_path, monkeypatch) -> Iterator[Path]:
     """The current folder, with a module of its own name, which leaves a file behind when it is imported."""
     name = name_of(tmp_path)
     (tmp_path / f"{name}.py").write_text(FOREIGN.replace("{module}", name))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # importable even without the flag
-    return tmp_path
+    registered = dict(METHODS)
+    yield tmp_path
+    METHODS.clear()
+    METHODS.update(registered)
 
 
 def name_of(folder: Path) -> str:
@@ -258,6 +267,14 @@ def test_trusted_code_is_trained_and_evaluated(foreign):
     assert retrained.exit_code == 0, retrained.output
     again = invoke("finetune", "run", "--epochs", "1", "--trust", "--quiet")
     assert again.exit_code == 0, again.output
+
+
+def test_the_network_of_the_documentation_is_built(tmp_path, monkeypatch):
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "documented_network.py").write_text(snippet)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = build_named("documented_network:make", {"width": 5}, trust=True)
+    assert network(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
 
 
 def test_trust_does_not_call_what_is_not_declared(foreign):

@@ -15,7 +15,7 @@ from sparsefw.train.config import RunConfig
 from sparsefw.train.retrain import retrain
 
 
-def train_run(config: RunConfig, folder: Path, data: Path | None, trust: bool, quiet: bool) -> Outcome:
+def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, trust: bool = False) -> Outcome:
     """Train into a run folder, and draw a picture of the training."""
     result = fit(config, folder, data, trust=trust, quiet=quiet)
     if not is_first_process():

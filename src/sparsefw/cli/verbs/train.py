@@ -45,4 +45,4 @@ def train(
     if show:
         return print_outcome(Outcome(config.plain(), config_yaml(ConfigRecord(config.plain())).rstrip()), json)
     folder = Path("runs") / f"{config.name}-seed{config.seed}" if out is None else out
-    return print_outcome(train_run(config, folder, data, trust, quiet), json)
+    return print_outcome(train_run(config, folder, data, quiet, trust), json)
