@@ -24,18 +24,19 @@ ALLOWED: dict[str, set[str]] = {
     "kind_words": set(),
     "recovery_words": set(),
     "randomness": set(),
+    "own_code": set(),
     "environment": {"__version__"},
     "geometry": {"scalars"},
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
     "config_base": {"kinds", "text"},
     "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
-    "models": {"scalars", "text"},
+    "models": {"scalars", "own_code", "text"},
     "compression": {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
         "scalars", "text",
     },
     "data": {"config_base", "atomic_io", "user_cache", "randomness", "text"},
-    "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "text"},
+    "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
     "runfolder": {"kinds", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
@@ -43,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "sweep": {
         "compression", "data", "train", "runfolder",
-        "environment", "config_base", "atomic_io", "errors", "scalars", "text",
+        "environment", "config_base", "atomic_io", "errors", "own_code", "scalars", "text",
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {  # reads run folders, never trains
@@ -56,14 +57,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "cli": {
         "geometry", "kinds", "kind_words", "recovery_words", "models", "compression", "data", "methods", "train", "sweep",
-        "report", "bench", "reproduce", "runfolder", "environment", "config_base", "atomic_io", "errors", "text", "__version__",
+        "report", "bench", "reproduce", "runfolder", "environment", "config_base", "atomic_io", "errors", "own_code", "text",
+        "__version__",
     },
     "__init__": {"optim", "compression", "methods"},
     "__main__": {"cli"},
 }  # fmt: skip
 CORE = {
     "geometry", "kind_words", "recovery_words", "kinds", "optim", "compression", "models",
-    "environment", "layer_types", "atomic_io", "user_cache", "randomness", "scalars", "text",
+    "environment", "layer_types", "atomic_io", "user_cache", "randomness", "own_code", "scalars", "text",
 }  # fmt: skip
 
 

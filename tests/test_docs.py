@@ -23,7 +23,7 @@ from sparsefw.train.config import RunConfig
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sparsefw"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 INVENTED = {"mine.py"}  # the file of a user, in an example

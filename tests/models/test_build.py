@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from types import ModuleType
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from sparsefw.models import MODELS, build, build_registered, external
+from sparsefw import own_code
+from sparsefw.models import MODELS, build, build_named, build_registered, external, model_factory
 
 try:
     external.import_torchvision()
-    import timm  # noqa: F401
+    import timm
 
     vision = True
 except ModuleNotFoundError:
@@ -70,7 +72,7 @@ def test_arguments_are_plain_values(value):
 
 @pytest.fixture
 def own(monkeypatch):
-    """A module of the user's, with functions that make a network, need an argument, and make something else."""
+    """A module of the user's: a network, declared functions that make a network and something else, and an undeclared one."""
     module = ModuleType("own_models")
 
     class Scaled(nn.Linear):
@@ -78,38 +80,84 @@ def own(monkeypatch):
             super().__init__(*sizes)
             self.sizes = sizes
 
+    def number() -> int:
+        return 3
+
+    def linear(width: int = 2) -> nn.Module:
+        return nn.Linear(width, width)
+
+    def hidden() -> nn.Module:
+        raise AssertionError("it was called")
+
     module.Scaled = Scaled
-    module.number = lambda: 3
+    module.number = model_factory(number)
+    module.linear = model_factory(linear)
+    module.hidden = hidden
     monkeypatch.setitem(sys.modules, "own_models", module)
     return module
 
 
-def test_functions_of_the_caller(own):
-    model = build("own_models:Scaled", sizes=(2, 3))
+def build_trusted(name: str, **arguments) -> nn.Module:
+    return build_named(name, arguments, trust=True)
+
+
+def test_classes_and_declared_functions_of_the_caller(own):
+    model = build_trusted("own_models:Scaled", sizes=(2, 3))
     assert isinstance(model, own.Scaled)
     # Built from what the record says, which has no tuples.
     assert model.built_from == {"name": "own_models:Scaled", "arguments": {"sizes": [2, 3]}}
     assert model.sizes == [2, 3]
     assert copy.deepcopy(model).built_from == model.built_from
+    assert build_trusted("own_models:linear", width=5).in_features == 5
 
 
-def test_functions_of_the_caller_that_do_not_exist_or_make_no_network(own, monkeypatch):
-    assert error_line(build, "own_models:net") == "model 'own_models:net': module 'own_models' has no function 'net'"
-    assert error_line(build, "not.there:net") == "model 'not.there:net': there is no module 'not.there'"
-    assert error_line(build, "own_models:number") == "model 'own_models:number': returned a int, not a torch.nn.Module"
-    assert error_line(build, "own_models:Scaled") == (
+def test_code_of_the_caller_that_does_not_exist_or_makes_no_network(own):
+    assert (
+        error_line(build_trusted, "own_models:net") == "model.name='own_models:net': module 'own_models' has no 'net'"
+    )
+    assert error_line(build_trusted, "not.there:net") == "model.name='not.there:net': there is no module 'not.there'"
+    assert error_line(build_trusted, "own_models:number") == (
+        "model.name='own_models:number': returned a int, not a torch.nn.Module"
+    )
+    assert error_line(build_trusted, "own_models:Scaled") == (
         "model 'own_models:Scaled' needs the argument 'sizes'; accepted: sizes"
     )
-    assert error_line(build, "own_models:number", x=1) == (
+    assert error_line(build_trusted, "own_models:number", x=1) == (
         "model 'own_models:number' has no argument 'x'; accepted: none"
     )
+
+
+@pytest.mark.parametrize("name", ["os:system", "own_models:hidden", "os:path", "builtins:exec"])
+def test_trusted_code_that_is_not_declared_is_not_called(own, name):
+    line = error_line(build_trusted, name)
+    assert line.startswith(f"model.name={name!r}: {name.partition(':')[2]!r} was not called; it must be")
+    assert line.endswith("a function under @sparsefw.models.model_factory")
+
+
+@pytest.mark.parametrize("name", ["os:system", "own_models:Scaled", "nowhere:net"])
+def test_code_is_imported_only_with_trust(own, name, monkeypatch):
+    monkeypatch.setattr(own_code.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    for call in (build, lambda name: build_named(name, {})):
+        module, _, attribute = name.partition(":")
+        assert error_line(call, name) == (
+            f"model.name={name!r} would import the Python module {module!r} and run its {attribute!r}; "
+            "add --trust (in Python: trust=True) if you trust this code"
+        )
+    assert "as package.module:Attribute" in error_line(build_named, "../up:x", {}, trust=True)
+
+
+def test_arguments_in_a_file_cannot_grant_trust(own):
+    """A record has any arguments, so trust is none of them."""
+    assert "add --trust" in error_line(build_named, "own_models:Scaled", {"trust": True, "sizes": [1, 1]})
+    assert "has no argument 'trust'" in error_line(build, "resnet_digits", trust=True)
 
 
 def test_a_module_that_fails_to_import_something_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import something_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="something_that_is_missing"):
-        build("needs_more:net")
+    assert error_line(build_trusted, "needs_more:net").endswith(
+        "module 'needs_more' cannot be imported: No module named 'something_that_is_missing'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,8 +167,9 @@ def test_files_reach_the_registry_only(name, own, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("something was resolved")
 
-    for function in ("build_from_timm", "build_from_torchvision", "build_from_module"):
+    for function in ("build_from_timm", "build_from_torchvision"):
         monkeypatch.setattr(external, function, refuse)
+    monkeypatch.setattr(own_code, "import_code", refuse)
     assert error_line(build_registered, {"name": name, "arguments": {}}).startswith(f"unknown model {name!r}")
 
 
@@ -153,7 +202,7 @@ def test_records_are_checked_as_arguments_are():
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("timm:resnet10t", {"num_classes": 5, "pretrained": False}),
+        ("timm:resnet10t", {"num_classes": 5, "drop_rate": 0.1, "global_pool": "max"}),
         ("torchvision:squeezenet1_1", {"num_classes": 5}),
         ("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 5}),  # would download its backbone by default
     ],
@@ -178,12 +227,68 @@ def test_external_networks(name, arguments, monkeypatch):
         ("torchvision:resnet19", {}, "unknown model 'torchvision:resnet19'; did you mean 'torchvision:resnet"),
         ("timm:resnet18", {"classes": 3}, "model 'timm:resnet18': "),
         ("torchvision:resnet18", {"classes": 3}, "model 'torchvision:resnet18': "),
-        ("timm:resnet18", {"pretrained": True}, "model 'timm:resnet18': pretrained is refused"),
-        ("torchvision:resnet18", {"weights": "DEFAULT"}, "model 'torchvision:resnet18': weights is refused"),
+        ("timm:resnet18.a:b", {}, "unknown model 'timm:resnet18.a:b'"),
     ],
 )
 def test_hub_errors(name, arguments, line):
     assert error_line(build, name, **arguments).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("timm:resnet18", "pretrained", True),
+        ("timm:resnet18", "pretrained", False),
+        ("timm:resnet18", "checkpoint_path", "weights.pth"),
+        ("timm:resnet18", "pretrained_cfg", {"url": "https://example.org/weights.pth"}),
+        ("timm:resnet18", "pretrained_cfg_overlay", {"file": "weights.pth"}),
+        ("timm:resnet18", "pretrained_strict", False),
+        ("timm:resnet18", "cache_dir", "/tmp"),
+        ("timm:resnet18", "scriptable", True),
+        ("timm:resnet18", "features_only", True),
+        ("torchvision:resnet18", "weights", "DEFAULT"),
+        ("torchvision:resnet18", "pretrained", True),
+        ("torchvision:fcn_resnet50", "weights_backbone", "IMAGENET1K_V1"),
+        ("torchvision:fcn_resnet50", "pretrained_backbone", True),
+        ("torchvision:resnet18", "norm_layer", "os.system"),
+    ],
+)
+def test_arguments_that_load_files_are_refused(name, argument, value, monkeypatch):
+    monkeypatch.setattr(external, "_require_installed", lambda *_: pytest.fail("the library was asked"))
+    line = error_line(build, name, num_classes=3, **{argument: value})
+    assert line.startswith(f"model {name!r}: the argument {argument!r} is refused; accepted: num_classes, ")
+    assert line.endswith("nothing is downloaded, model.weights.file loads weights")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "file:///etc/passwd",
+        "https://example.org/x",
+        "hf-hub:a/b",
+        "../x",
+        "a.pth",
+        {"url": "x"},
+        ["a", ["/x"]],
+        [{"a": 1}],
+    ],
+)
+@pytest.mark.parametrize(("name", "argument"), [("timm:resnet18", "global_pool"), ("torchvision:resnet18", "groups")])
+def test_values_of_arguments_name_no_file(name, argument, value, monkeypatch):
+    monkeypatch.setattr(external, "_require_installed", lambda *_: pytest.fail("the library was asked"))
+    assert error_line(build, name, **{argument: value}) == (
+        f"model {name!r}: {argument}={value!r} is refused; it must be a number, a word, or a list of these"
+    )
+
+
+@needs_vision
+def test_accepted_arguments_load_nothing():
+    """No argument that timm's or torchvision's own loading takes is accepted, under any name that it has today."""
+    from timm.models import build_model_with_cfg
+
+    loading = {*inspect.signature(timm.create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
+    assert not loading & set(external.TIMM_ARGUMENTS)
+    assert not any("pretrain" in name or "weights_" in name for name in external.TORCHVISION_ARGUMENTS)
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])

@@ -100,7 +100,7 @@ def write_run(
         "train": {"epochs": epochs, "lr": 0.1, **train},
     }
     writer = RunWriter(folder)
-    facts = facts_of(name, method, seed, metric=metric, own_code=own_model is not None, job=job)
+    facts = facts_of(name, method, seed, metric=metric, job=job)
     writer.begin(ConfigRecord(config), facts, ENVIRONMENT)
     records = EpochWriter(folder, 0)
     for epoch in range(1, epochs + 1):

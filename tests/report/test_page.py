@@ -128,16 +128,18 @@ def test_the_data_of_the_slider(tmp_path):
 
 def test_commands_for_other_kinds(tmp_path):
     masked, odd = curve(**SGD, kind="weights", form="masked"), curve(**SGD, kind="2:4")
-    folder = write_run(tmp_path / "a", None, masked, odd, own_model="mine.nets:make")
+    folder = write_run(
+        tmp_path / "a", None, masked, odd, own_model="mine.nets:make"
+    )  # its code runs only if the reader adds --trust
     page = Page(write_page(tmp_path / "p.html", *read_runs([folder])).read_text())
     weights, other = (found["rows"][0][0] for found in page.data["explorers"].values())
     assert weights == [
         "SGD",
         "74.06",
         "96.98",
-        f"sparsefw compress {folder} --weights 0.5 --trust -o {folder}/small-weights-50",
+        f"sparsefw compress {folder} --weights 0.5 -o {folder}/small-weights-50",
     ]
-    assert other[-1] == f"sparsefw compress {folder} --weights 2:4 --trust -o {folder}/small-2:4-50"
+    assert other[-1] == f"sparsefw compress {folder} --weights 2:4 -o {folder}/small-2:4-50"
     assert "These commands make the physically smaller network of the same ratio." in page.text
 
 

@@ -28,7 +28,7 @@ from sweep.sweeps import run_to_end
 
 
 def options(folder: Path, quick: bool = True, **given) -> ExperimentOptions:
-    defaults = dict(seeds=None, data=None, workers=None, changes=(), storage=None, log=lambda line: None)
+    defaults = dict(seeds=None, data=None, workers=None, changes=(), storage=None, trust=False, log=lambda line: None)
     return ExperimentOptions(folder=folder, quick=quick, **{**defaults, **given})
 
 

@@ -30,7 +30,6 @@ FACTS = RunFacts(
     family="retrained",
     seed=3,
     metric="accuracy",
-    own_code=True,
     phase=RetrainingPhase("/runs/digits-sgd", 0.9, "llr", 2, 3),
     job=SweepJob("tiny", "SGD, twice", "0003", final=True),
 )

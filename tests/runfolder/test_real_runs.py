@@ -71,7 +71,7 @@ def test_the_facts_of_a_training(trained):
     facts = run.facts
     config = load_recipe("digits-resnet-filters", SMALL)
     assert (facts.name, facts.label, facts.family) == (config.name, config.label, "SparseFW filters")
-    assert (facts.kind, facts.seed, facts.metric, facts.own_code) == (RunKind.TRAINED, 4, "accuracy", False)
+    assert (facts.kind, facts.seed, facts.metric) == (RunKind.TRAINED, 4, "accuracy")
     assert (facts.phase, facts.job) == (None, None)
     assert (run.status, run.problems) == (RunStatus.FINISHED, ())
     assert {(curve.kind, curve.form, curve.split, curve.settings.calibration) for curve in run.curves} == {

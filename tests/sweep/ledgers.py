@@ -22,7 +22,7 @@ def ledger_in(
 ) -> Ledger:
     storage = open_storage(f"sqlite:///{folder / 'ledger.db'}")
     study = optuna.create_study(study_name="s", storage=storage, direction="maximize", load_if_exists=True)
-    return Ledger(study, storage, grace, space if budget else None, budget)
+    return Ledger(study, storage, folder, grace, space if budget else None, budget)
 
 
 def finish_all_jobs(folder: Path, count: int, budget: int | None) -> None:

@@ -19,7 +19,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from sparsefw.sweep import ledger as ledger_module
 from sparsefw.sweep import storage
 from sparsefw.sweep.jobs import MAX_DEATHS, Ending, TrainingProgress
-from sparsefw.sweep.locks import Worker, reap_if_dead, registered_worker
+from sparsefw.sweep.locks import Worker, lock_file, reap_if_dead, registered_worker
 from sweep.ledgers import ledger_in
 
 HERE = Path(__file__).parent
@@ -33,10 +33,11 @@ def worker(tmp_path):
 
 def dead_worker(folder: Path) -> Worker:
     """Return a worker whose process is gone: its lock file exists, and nobody holds it."""
-    lock = folder / "workers" / "gone.lock"
+    gone = Worker("0123456789ab", socket.gethostname())
+    lock = lock_file(folder, gone.name)
     lock.parent.mkdir(exist_ok=True)
     lock.touch()
-    return Worker("gone", socket.gethostname(), lock)
+    return gone
 
 
 def completed_jobs(folder: Path) -> list[str]:
@@ -91,7 +92,7 @@ def test_missing_heartbeats_are_timed_by_the_clock_of_the_observer(tmp_path, wor
     monkeypatch.setattr(ledger_module.time, "monotonic", lambda: now[0])
     ledger = ledger_in(tmp_path, grace=60.0)
     ledger.post({"a": {}})
-    claim = ledger.claim(Worker("far", "elsewhere", tmp_path / "cannot" / "be" / "seen"))
+    claim = ledger.claim(Worker("0123456789ab", "elsewhere"))
 
     def recovered_after(seconds: int) -> list[str]:
         """Check every ten seconds; return what the last check recovered."""
@@ -303,11 +304,14 @@ def test_settings_are_not_repeated_in_a_large_space(tmp_path, worker, monkeypatc
 
 def test_a_lock_shows_whether_its_worker_lives(tmp_path):
     with registered_worker(tmp_path) as worker:
-        assert not reap_if_dead(worker.record)
+        assert not reap_if_dead(worker.record, tmp_path)
     gone = dead_worker(tmp_path)
-    assert reap_if_dead(gone.record)
-    assert not reap_if_dead({"lock": str(tmp_path / "not" / "here"), "host": socket.gethostname()})  # unknown
-    assert not reap_if_dead({**dead_worker(tmp_path).record, "host": "elsewhere"})  # its lock may not be seen here
+    assert not reap_if_dead(gone.record, tmp_path / "other")  # a worker of another folder of the sweep
+    assert reap_if_dead(gone.record, tmp_path)
+    assert not reap_if_dead(gone.record, tmp_path)  # somebody else was faster
+    assert not reap_if_dead(
+        {**dead_worker(tmp_path).record, "host": "elsewhere"}, tmp_path
+    )  # its lock may not be seen here
 
 
 def test_calls_are_repeated_until_the_database_answers(monkeypatch):

@@ -62,11 +62,11 @@ def step_of(
 
 
 def command(recipe: str, folder: Path, *changes: str, width: int | None = 8, epochs: int = 3) -> list[str]:
-    """`sparsefw train` with a checkpoint after every step."""
+    """`sparsefw train` with a checkpoint after every step; networks of train.networks may be named."""
     fixed = [f"train.epochs={epochs}", "engine.checkpoint_seconds=0", "engine.device=cpu"]
     if width is not None:
         fixed.append(f"model.arguments.width={width}")
-    words = ["-m", "sparsefw", "train", recipe, "--out", str(folder)]
+    words = ["-m", "sparsefw", "train", recipe, "--out", str(folder), "--trust"]
     for change in (*fixed, *changes):
         words += ["--set", change]
     return words

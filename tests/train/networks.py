@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from sparsefw.models import model_factory
 
+
+@model_factory
 def group_norm(width: int = 8, dropout: float = 0.0) -> nn.Module:
     """No layer of it looks at other images of the batch."""
     return nn.Sequential(
@@ -13,16 +16,19 @@ def group_norm(width: int = 8, dropout: float = 0.0) -> nn.Module:
     )  # fmt: skip
 
 
+@model_factory
 def one_batch_norm(width: int = 8) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(64 * width, 10)
     )
 
 
+@model_factory
 def linear_only(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
 
 
+@model_factory
 def frozen(width: int = 8) -> nn.Module:
     net = group_norm(width)
     net[3].requires_grad_(False)

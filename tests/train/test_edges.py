@@ -75,14 +75,14 @@ def test_one_validation_image_is_right_or_wrong(tmp_path):
 
 def test_a_network_without_a_layer_of_the_kind_says_so(tmp_path):
     with pytest.raises(ValueError, match="is the weight of a Conv"):
-        fit(small(OWN.format("linear_only")), tmp_path / "run", quiet=True)
+        fit(small(OWN.format("linear_only")), tmp_path / "run", trust=True, quiet=True)
 
 
 @pytest.mark.parametrize("variant", ["sgd", "filters", "rank"])
 @pytest.mark.parametrize("ema", ["null", "0.9"])
 def test_frozen_layers_stay_bit_for_bit_as_they_were(tmp_path, variant, ema):
     config = small(OWN.format("frozen"), f"train.ema={ema}", variant=variant)
-    fit(config, tmp_path, quiet=True)
+    fit(config, tmp_path, trust=True, quiet=True)
     torch.manual_seed(config.seed)
     before, after = frozen(4).state_dict(), load_file(tmp_path / "model.safetensors")
     assert torch.equal(before["3.weight"], after["3.weight"])

@@ -12,7 +12,7 @@ import torch
 
 from sparsefw.config_base import ConfigError
 from sparsefw.data.errors import DataError
-from sparsefw.models import build
+from sparsefw.models import build, build_named
 from sparsefw.runfolder import RunFolderError
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import RunFolder, fit, load_recipe
@@ -78,7 +78,7 @@ def test_what_a_kill_left_of_the_very_first_file_is_no_obstacle_and_is_swept(tmp
 def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch, changes, error):
     monkeypatch.setenv("SPARSEFW_DATA", str(tmp_path))
     with pytest.raises(error):
-        fit(small(*changes), tmp_path / "run", quiet=True)
+        fit(small(*changes), tmp_path / "run", trust=True, quiet=True)
     assert os.listdir(tmp_path) == []
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_network_is_named(tmp_path):
 
 
 def test_code_of_the_users_own_is_imported_on_demand_only(tmp_path):
-    RunFolder(tmp_path).save_model(build("train.networks:group_norm", width=4))
-    with pytest.raises(ConfigError, match="--trust"):
+    RunFolder(tmp_path).save_model(build_named("train.networks:group_norm", {"width": 4}, trust=True))
+    with pytest.raises(ValueError, match="--trust"):
         RunFolder(tmp_path).load_model()
     assert RunFolder(tmp_path).load_model(trust=True)[0][0].weight.shape[0] == 4

@@ -24,7 +24,9 @@ class DataSpeed(NamedTuple):
     engine: str
 
 
-def measure_data_speed(recipe: str, data: Path | None, seconds: float, changes: Sequence[str]) -> DataSpeed:
+def measure_data_speed(
+    recipe: str, data: Path | None, seconds: float, changes: Sequence[str], trust: bool = False
+) -> DataSpeed:
     """Count the augmented images that reach the device, without a network.
 
     Args:
@@ -32,8 +34,9 @@ def measure_data_speed(recipe: str, data: Path | None, seconds: float, changes: 
         data: the folder with the files; None: the environment variable SPARSEFW_DATA.
         seconds: how long to measure.
         changes: of the recipe, such as "data.batch_size=64".
+        trust: whether Python code that the recipe names may be imported, which runs it.
     """
-    training = prepare(load_recipe(recipe, changes), data, Display(recipe, quiet=True))
+    training = prepare(load_recipe(recipe, changes), data, Display(recipe, quiet=True), trust)
     batches = endless_batches(training)
     for _ in range(WARM_UP_BATCHES):
         next(batches)

@@ -36,8 +36,11 @@ class StepTimes(NamedTuple):
     engine: str
 
 
-def time_training(config: RunConfig, data: Path | None, seconds: float) -> StepTimes:
-    """Prepare one training, measure its steps and free it: there are never two in memory."""
+def time_training(config: RunConfig, data: Path | None, seconds: float, trust: bool = False) -> StepTimes:
+    """Prepare one training, measure its steps and free it: there are never two in memory.
+
+    trust: whether Python code that the configuration names may be imported, which runs it.
+    """
     gc.collect()
     bytes_before = 0
     if torch.cuda.is_available():
@@ -45,7 +48,7 @@ def time_training(config: RunConfig, data: Path | None, seconds: float) -> StepT
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         bytes_before = torch.cuda.memory_allocated()
-    training = prepare(config, data, Display(config.name, quiet=True))
+    training = prepare(config, data, Display(config.name, quiet=True), trust)
     times = _time_stretches(training, seconds)
     on_gpu = training.engine.device.type == "cuda"
     peak_bytes = torch.cuda.max_memory_allocated() - bytes_before if on_gpu else 0

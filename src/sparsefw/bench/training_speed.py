@@ -19,7 +19,7 @@ STEADY = 0.1  # the largest change of the speed of SGD during a measurement that
 
 
 def measure_training_speed(
-    stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str]
+    stem: str, data: Path | None, seconds: float, changes: Sequence[str], rows: Sequence[str], trust: bool = False
 ) -> dict[str, Any]:
     """Measure images per second and memory of methods, relative to those of SGD.
 
@@ -29,6 +29,7 @@ def measure_training_speed(
         seconds: how long to measure each row.
         changes: of the recipe, such as "data.batch_size=64".
         rows: keys of ROWS, among them BASELINE_ROW.
+        trust: whether Python code that the changes name may be imported, which runs it.
 
     Returns:
         A record that can be written as JSON: the rows of the table, and recipe, images, engine, hardware, versions and date.
@@ -40,7 +41,7 @@ def measure_training_speed(
     configs = {key: row_config(stem, ROWS[key], data, changes) for key in rows}
     measured: dict[str, list[StepTimes]] = {key: [] for key in rows}
     for key in [*rows, BASELINE_ROW]:  # SGD twice, to notice a machine that changes its speed
-        times = time_training(configs[key], data, seconds)
+        times = time_training(configs[key], data, seconds, trust)
         measured[key].append(times)
         median = 1e3 * statistics.median(times.seconds)
         print(f"{stem}, {ROWS[key].label}: {median:.2f} ms/step", file=sys.stderr, flush=True)

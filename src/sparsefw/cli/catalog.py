@@ -21,11 +21,14 @@ class Catalog:
     """One of the lists; describe: shows one entry with all of its settings, for lists whose entries have some."""
 
     list_all: Callable[[], Outcome]
-    describe: Callable[[str], Outcome] | None = None
+    describe: Callable[[str, bool], Outcome] | None = None
 
 
-def catalog(what: str, name: str | None = None) -> Outcome:
-    """List all entries of a registry, or describe one of them."""
+def catalog(what: str, name: str | None = None, trust: bool = False) -> Outcome:
+    """List all entries of a registry, or describe one of them.
+
+    trust: whether the module of a method of the user's own may be imported, which runs it.
+    """
     if what not in CATALOGS:
         raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
     if name is None:
@@ -34,7 +37,7 @@ def catalog(what: str, name: str | None = None) -> Outcome:
     if describe is None:
         described = " and ".join(key for key, entry in CATALOGS.items() if entry.describe is not None)
         raise ValueError(f"list {what} {name!r}: only {described} are described one by one; leave {name!r} out")
-    return describe(name)
+    return describe(name, trust)
 
 
 def _list_names(descriptions: Mapping[str, str]) -> Outcome:
@@ -49,7 +52,7 @@ def _list_models() -> Outcome:
     others = {
         "timm:NAME": "any network of timm, with fresh weights",
         "torchvision:NAME": "any network of torchvision, with fresh weights",
-        "package.module:function": "your own network",
+        "package.module:Attribute": "your own network, with --trust",
     }
     return _list_names({name: info.description for name, info in MODELS.items()} | others)
 
@@ -119,10 +122,10 @@ def _cost_range(costs: Mapping[str, float]) -> str:
     return f"{lowest}x" if lowest == highest else f"{lowest}-{highest}x"
 
 
-def _describe_method(name: str) -> Outcome:
+def _describe_method(name: str, trust: bool) -> Outcome:
     from sparsefw.methods.base import find_method
 
-    method = find_method(name)
+    method = find_method(name, trust)
     record = _method_record(method)
     settings = record["settings"]
     lines = [f"{method.title} [{method.paper}]", "", inspect.getdoc(method) or ""]
@@ -226,7 +229,7 @@ CATALOGS = {
     "kinds": Catalog(_list_kinds),
     "regions": Catalog(_list_regions),
     "recipes": Catalog(_list_recipes),
-    "grids": Catalog(_list_grids, _describe_grid),
+    "grids": Catalog(_list_grids, lambda name, trust: _describe_grid(name)),
     "experiments": Catalog(_list_experiments),
     "rows": Catalog(_list_rows),
 }

@@ -30,7 +30,8 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, or a GPU such 
 TrustOption = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Import the Python module that defines the run's network; only for code that you trust."
+        "--trust",
+        help="Import Python code that the configuration names (module:Attribute) as its network or method, which runs it.",
     ),
 ]
 ShowOption = Annotated[bool, typer.Option("--show", help="Print what would be trained, and stop.")]

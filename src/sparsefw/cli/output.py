@@ -13,6 +13,7 @@ import typer
 
 from sparsefw.atomic_io import json_ready
 from sparsefw.errors import Diverged, Interrupted
+from sparsefw.own_code import search_current_folder
 from sparsefw.text import print_status
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,9 +40,8 @@ def verb(body: F) -> F:
 
     @functools.wraps(body)
     def command(*args: Any, **kwargs: Any) -> Any:
-        # As with `python -m`, modules in the current folder can be imported: a user's own networks and methods.
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
+        if kwargs.get("trust"):
+            search_current_folder()  # the user's own networks and methods may be there
         try:
             return body(*args, **kwargs)
         except (Interrupted, KeyboardInterrupt) as stopped:

@@ -33,6 +33,7 @@ class SweepRequest:
     trials: int | None = None
     prune: bool = False
     grace: float | None = None
+    trust: bool = False
 
     def plan(self) -> SweepPlan:
         """Return the requested plan; options that were not given have the defaults of SweepPlan."""
@@ -86,11 +87,11 @@ def begin_or_join_sweep(request: SweepRequest, data: Path | None = None) -> tupl
     if request.join is not None:
         request.check_join()
         url = storage_url(request.join, Path())
-        return Sweep.join(url, request.name, request.out), url
+        return Sweep.join(url, request.name, request.out, request.trust), url
     plan = request.plan()
     folder = Path("runs") / f"sweep-{plan.name}" if request.out is None else request.out
     url = storage_url(request.storage, folder)
-    return begin_sweep(plan, url, folder, data), url
+    return begin_sweep(plan, url, folder, data, request.trust), url
 
 
 def show_trainings(request: SweepRequest) -> Outcome:

@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.cli.output import Outcome, is_first_process
+from sparsefw.models import is_own_network
 from sparsefw.report import read_run, run_figure, save_figure
 from sparsefw.runfolder import RunPaths
 from sparsefw.train import fit
 from sparsefw.train.config import RunConfig
-from sparsefw.train.folder import is_own_code
 from sparsefw.train.retrain import retrain
 
 
-def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool) -> Outcome:
+def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, trust: bool = False) -> Outcome:
     """Train into a run folder, and draw a picture of the training."""
-    result = fit(config, folder, data, quiet=quiet)
+    result = fit(config, folder, data, trust=trust, quiet=quiet)
     if not is_first_process():
         return Outcome(result, "")
     picture, _ = save_figure(run_figure(read_run(folder)), RunPaths(folder).picture)
-    trust = " --trust" if is_own_code(config.model.name) else ""
+    flag = " --trust" if is_own_network(config.model.name) else ""  # which this command was given
     lines = [
         f"{config.name}: {_metric_text(result)}; {result['images_per_second']:,.0f} images/s",
         *(f"warning: {text}" for text in result["warnings"]),
         str(picture),
-        f"{folder}: next, `sparsefw curve {folder}{trust}`",
+        f"{folder}: next, `sparsefw curve {folder}{flag}`",
     ]
     return Outcome({"run": folder, **result, "picture": picture}, "\n".join(lines))
 

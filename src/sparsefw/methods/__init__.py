@@ -1,7 +1,7 @@
 """Training methods, one short file each. A method is registered by being imported here."""
 
 from sparsefw.methods.abfp import ABFP
-from sparsefw.methods.base import METHODS, Backward, Batch, Method, OptimizerSettings, method_from
+from sparsefw.methods.base import METHODS, Backward, Batch, Method, OptimizerSettings, method_from, with_code
 from sparsefw.methods.cram import CrAM
 from sparsefw.methods.fr import FR
 from sparsefw.methods.glt import GLT
@@ -18,5 +18,5 @@ from sparsefw.methods.trp import TRP
 
 __all__ = [
     "ABFP", "FR", "GLT", "METHODS", "NUC", "SAM", "SFP", "SGD", "SSL", "TRP", "Backward", "Batch", "CrAM", "Masked", "Method",
-    "OptimizerSettings", "SVDEnergy", "Scion", "SparseFW", "method_from",
+    "OptimizerSettings", "SVDEnergy", "Scion", "SparseFW", "method_from", "with_code",
 ]  # fmt: skip

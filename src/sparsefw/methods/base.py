@@ -5,7 +5,6 @@ A method is a frozen record of its settings, with hooks that the training loop c
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -17,6 +16,7 @@ from sparsefw.data.batches import Batch
 from sparsefw.kinds import FILTERS, Kind
 from sparsefw.methods.weight_stacks import weight_stacks
 from sparsefw.optim import SFW
+from sparsefw.own_code import import_code, names_code
 from sparsefw.text import did_you_mean
 
 
@@ -173,22 +173,27 @@ def method_name(method: type[Method]) -> str:
 
 
 class UnknownMethod(Method):
-    """A method that is named in a run folder but not registered here: its run can be evaluated, but not continued."""
+    """A method that a configuration names but that is not registered here: it can be shown and evaluated, but not trained."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     title: ClassVar[str] = "own"
     paper: ClassVar[str] = "none"
 
+    def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
+        raise ConfigError(f"method.name={self.name!r}: this method is not registered here, so it cannot train")
 
-def find_method(name: str) -> type[Method]:
-    """Return the class of a registered method, or of a method "module:Class" of the user, whose module is imported.
+
+def find_method(name: str, trust: bool = False) -> type[Method]:
+    """Return the class of a registered method, or of a method "module:Class" of the user.
+
+    trust: whether the module of such a method may be imported, which runs it.
 
     >>> find_method("ssl").title
     'SSL'
     """
-    if name not in METHODS and ":" in name:
-        _import_user_method(name)
+    if name not in METHODS and names_code(name):
+        _import_user_method(name, trust)
     if name not in METHODS:
         known = f"{', '.join(METHODS)}, and module:Class of your own"
         raise ConfigError(f"method.name={name!r}{did_you_mean(name, METHODS)}; there are {known}")
@@ -196,11 +201,13 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_from(values: Any, allow_unknown: bool = False) -> Method:
-    """Return the method of a table `{name: ..., settings}`.
+    """Return the method of a table `{name: ..., settings}`; nothing is imported.
+
+    A method "module:Class" that is not registered is an UnknownMethod until `with_code` imports it.
 
     Args:
         values: the table, or a method.
-        allow_unknown: return an UnknownMethod for a name that is not registered, instead of importing its module.
+        allow_unknown: return an UnknownMethod for any other name that is not registered, too.
 
     >>> method_from({"name": "ssl", "strength": 0.01}).label
     'SSL strength=0.01'
@@ -212,20 +219,24 @@ def method_from(values: Any, allow_unknown: bool = False) -> Method:
     if not isinstance(values, Mapping) or not isinstance(values.get("name"), str):
         raise ConfigError(f"method: needs a name, one of {', '.join(METHODS)}")
     name = values["name"]
-    if name not in METHODS and allow_unknown:
+    if name not in METHODS and (names_code(name) or allow_unknown):
         return UnknownMethod(**values)
     return parse(find_method(name), values, "method")
 
 
-def _import_user_method(name: str) -> None:
+def with_code(method: Method, trust: bool) -> Method:
+    """Return the method itself, or for an UnknownMethod "module:Class" the user's, with its settings checked.
+
+    trust: whether the module of the method may be imported, which runs it.
+    """
+    if not isinstance(method, UnknownMethod):
+        return method
+    return parse(find_method(method.name, trust), method.model_dump(), "method")
+
+
+def _import_user_method(name: str, trust: bool) -> None:
     """Import the module of a method "module:Class", whose decorator registers the method under this name."""
-    module = name.partition(":")[0]
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(f"method.name={name!r}: module {module!r} cannot be imported: {error}") from error
-        raise ConfigError(f"method.name={name!r}: there is no module {module!r}") from None
+    module = import_code("method.name", name, trust).__name__
     if name not in METHODS:
         registered = ", ".join(repr(key) for key, method in METHODS.items() if method.__module__ == module)
         hint = f"it registers {registered}" if registered else "it registers none: is @register above the class?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sparsefw.scalars import is_int
@@ -19,3 +21,17 @@ def require_one_of(choices: tuple[str, ...], **arguments: Any) -> None:
     for name, value in arguments.items():
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_argument_names(name: str, builder: Callable[..., Any], arguments: Iterable[str]) -> None:
+    """Raise ValueError unless `builder` accepts every argument by name and gets all that it requires."""
+    parameters = inspect.signature(builder).parameters.values()
+    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    accepted = ", ".join(by_name) or "none"
+    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for argument in arguments:
+        if argument not in by_name and not accepts_any:
+            raise ValueError(f"model {name!r} has no argument {argument!r}; accepted: {accepted}")
+    for p in by_name.values():
+        if p.default is p.empty and p.name not in arguments:
+            raise ValueError(f"model {name!r} needs the argument {p.name!r}; accepted: {accepted}")

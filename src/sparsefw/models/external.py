@@ -1,9 +1,10 @@
-"""Networks of timm, torchvision and the user's own modules. Nothing here is imported before a network is asked for."""
+"""Networks of timm and torchvision, which are not imported before a network is asked for."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,21 @@ from sparsefw.text import did_you_mean
 
 # Schemas exist as long as the library object that defined them.
 _SCHEMAS: list[torch.library.Library] = []
+# The arguments that a recipe may give: the shape of a network and its dropout. Others name files and addresses to load from.
+TIMM_ARGUMENTS = (
+    "num_classes", "in_chans", "img_size", "patch_size", "global_pool", "output_stride",
+    "width", "depth", "depths", "dims", "layers", "channels", "embed_dim", "embed_dims", "num_heads", "mlp_ratio", "mlp_ratios",
+    "window_size", "class_token", "reg_tokens", "qkv_bias", "init_values", "cardinality", "base_width", "stem_width",
+    "growth_rate", "drop_rate", "drop_path_rate", "drop_block_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
+    "attn_drop_rate",
+)  # fmt: skip
+TORCHVISION_ARGUMENTS = (
+    "num_classes", "image_size", "patch_size", "window_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim", "embed_dim",
+    "depths", "mlp_ratio", "width_mult", "alpha", "groups", "width_per_group", "replace_stride_with_dilation",
+    "zero_init_residual", "growth_rate", "block_config", "num_init_features", "bn_size", "aux_logits", "aux_loss",
+    "init_weights", "dropout", "drop_rate", "attention_dropout", "stochastic_depth_prob", "layer_scale",
+)  # fmt: skip
+_WORD = re.compile(r"[A-Za-z0-9_]*")
 _NO_OPERATORS = "operator torchvision::nms does not exist"
 
 
@@ -43,10 +59,10 @@ def _import_timm() -> ModuleType:
 
 def build_from_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
     """Build the network of timm of this name with fresh weights."""
-    _refuse_downloads(f"timm:{name}", arguments, ("pretrained",))
+    _check_arguments(f"timm:{name}", arguments, TIMM_ARGUMENTS)
     timm = _require_installed(f"timm:{name}", _import_timm)
     # timm itself would accept names that download, such as hf-hub:...
-    if not timm.is_model(name):
+    if not re.fullmatch(r"[\w.]+", name) or not timm.is_model(name):
         known = [f"timm:{model}" for model in timm.list_models()]
         raise ValueError(unknown_model(f"timm:{name}", known))
     return _call(f"timm:{name}", timm.create_model, {"model_name": name, "pretrained": False, **arguments})
@@ -54,49 +70,16 @@ def build_from_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 def build_from_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
     """Build the network of torchvision of this name with fresh weights."""
-    downloads = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
-    _refuse_downloads(f"torchvision:{name}", arguments, downloads)
+    _check_arguments(f"torchvision:{name}", arguments, TORCHVISION_ARGUMENTS)
     models = _require_installed(f"torchvision:{name}", import_torchvision).models
     if name not in models.list_models():
         known = [f"torchvision:{model}" for model in models.list_models()]
         raise ValueError(unknown_model(f"torchvision:{name}", known))
     builder = models.get_model_builder(name)
     # By default, some networks download the weights of their backbone.
-    no_downloads = {key: None for key in downloads if key in inspect.signature(builder).parameters}
+    accepted = inspect.signature(builder).parameters
+    no_downloads = {key: None for key in ("weights", "weights_backbone") if key in accepted}
     return _call(f"torchvision:{name}", builder, {**no_downloads, **arguments})
-
-
-def build_from_module(name: str, arguments: dict[str, Any]) -> nn.Module:
-    """Call the function "package.module:function", which imports and thus runs that module."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one of its own imports does not
-        raise ValueError(f"model {name!r}: there is no module {module_name!r}") from error
-    builder = getattr(module, function_name, None)
-    if not callable(builder):
-        raise ValueError(f"model {name!r}: module {module_name!r} has no function {function_name!r}")
-    check_argument_names(name, builder, arguments)
-    model = builder(**arguments)
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model {name!r}: returned a {type(model).__name__}, not a torch.nn.Module")
-    return model
-
-
-def check_argument_names(name: str, builder: Callable[..., Any], arguments: Iterable[str]) -> None:
-    """Raise ValueError unless `builder` accepts every argument by name and gets all that it requires."""
-    parameters = inspect.signature(builder).parameters.values()
-    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    accepted = ", ".join(by_name) or "none"
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    for argument in arguments:
-        if argument not in by_name and not accepts_any:
-            raise ValueError(f"model {name!r} has no argument {argument!r}; accepted: {accepted}")
-    for p in by_name.values():
-        if p.default is p.empty and p.name not in arguments:
-            raise ValueError(f"model {name!r} needs the argument {p.name!r}; accepted: {accepted}")
 
 
 def unknown_model(name: str, known: Iterable[str]) -> str:
@@ -113,10 +96,27 @@ def _require_installed(name: str, load: Callable[[], ModuleType]) -> Any:
         raise ValueError(f"model {name!r} needs {error.name}: pip install 'sparsefw[vision]'") from error
 
 
-def _refuse_downloads(name: str, arguments: dict[str, Any], refused: tuple[str, ...]) -> None:
-    for key in refused:
-        if arguments.get(key):
-            raise ValueError(f"model {name!r}: {key} is refused, nothing is downloaded; load a state dict instead")
+def _check_arguments(name: str, arguments: dict[str, Any], accepted: Iterable[str]) -> None:
+    """Refuse what would make a library read a file or download, in one line."""
+    for key, value in arguments.items():
+        if key not in accepted:
+            raise ValueError(
+                f"model {name!r}: the argument {key!r} is refused; accepted: {', '.join(accepted)}; "
+                "nothing is downloaded, model.weights.file loads weights"
+            )
+        if not _is_number_or_word(value):
+            raise ValueError(
+                f"model {name!r}: {key}={value!r} is refused; it must be a number, a word, or a list of these"
+            )
+
+
+def _is_number_or_word(value: Any) -> bool:
+    """Return whether a plain value is neither a path, nor an address, nor a table; a list is what its values are."""
+    if isinstance(value, list):
+        return all(map(_is_number_or_word, value))
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    return not isinstance(value, dict)
 
 
 def _call(name: str, builder: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:

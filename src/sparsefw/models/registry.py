@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +11,12 @@ from typing import Any
 from torch import nn
 
 from sparsefw.models import external, resnet, vgg
+from sparsefw.models.arguments import check_argument_names
+from sparsefw.models.own_networks import build_from_code
 from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.vit import ViT
 from sparsefw.models.wide_resnet import WideResNet
+from sparsefw.own_code import names_code
 
 RESNET = "He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, arXiv:1512.03385"
 WIDE_RESNET = "Zagoruyko, Komodakis: Wide Residual Networks, arXiv:1605.07146"
@@ -91,12 +94,12 @@ _INFOS = (
 MODELS: dict[str, ModelInfo] = {info.name: info for info in _INFOS}
 
 
-def build(name: str, **arguments: Any) -> nn.Module:
+def build(name: str, /, **arguments: Any) -> nn.Module:
     """Build a network by name, with fresh weights.
 
     Args:
-        name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights; or
-            "package.module:function", which imports and thus runs that module.
+        name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights, and with arguments of its shape
+            and its dropout only.
         arguments: of the network, as plain values: numbers, text, booleans, None, and lists and dictionaries of them.
 
     Returns:
@@ -106,17 +109,29 @@ def build(name: str, **arguments: Any) -> nn.Module:
     >>> net.built_from
     {'name': 'resnet18', 'arguments': {'classes': 10, 'stem': 'cifar', 'width': 4}}
     """
-    library, colon, library_name = name.partition(":")
-    if name in MODELS or not colon:
-        return build_registered({"name": name, "arguments": arguments})
-    arguments = _plain(name, arguments)
+    return build_named(name, arguments)
+
+
+def build_named(
+    name: str, arguments: Mapping[str, Any], *, trust: bool = False, field: str = "model.name"
+) -> nn.Module:
+    """Build a network by a name that may also be "package.module:Attribute", the user's own class or function.
+
+    Args:
+        trust: whether the module of such a name may be imported, which runs it.
+        field: where the name is written, for messages.
+    """
+    library, _, library_name = name.partition(":")
+    if name in MODELS or not names_code(name):
+        return build_registered({"name": name, "arguments": dict(arguments)})
+    plain_arguments = _plain(name, arguments)
     if library == "timm":
-        model = external.build_from_timm(library_name, arguments)
+        model = external.build_from_timm(library_name, plain_arguments)
     elif library == "torchvision":
-        model = external.build_from_torchvision(library_name, arguments)
+        model = external.build_from_torchvision(library_name, plain_arguments)
     else:
-        model = external.build_from_module(name, arguments)
-    return _with_record(model, name, arguments)
+        model = build_from_code(name, plain_arguments, trust, field)
+    return _with_record(model, name, plain_arguments)
 
 
 def build_registered(record: dict[str, Any]) -> nn.Module:
@@ -136,14 +151,14 @@ def build_registered(record: dict[str, Any]) -> nn.Module:
     if name not in MODELS:
         raise ValueError(external.unknown_model(name, MODELS))
     arguments = _plain(name, arguments)
-    external.check_argument_names(name, MODELS[name].build, arguments)
+    check_argument_names(name, MODELS[name].build, arguments)
     return _with_record(MODELS[name].build(**arguments), name, arguments)
 
 
-def _plain(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments as JSON stores them: a network is built from these, so that its record describes it exactly."""
     try:
-        return json.loads(json.dumps(arguments, allow_nan=False))
+        return json.loads(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"model {name!r}: arguments must be plain values: {error}") from error
 

@@ -58,8 +58,6 @@ def compress_command(run: Run, settings: CurveSettings, kind: str, ratio: float)
         words += ["--allocation", settings.allocation]
     if settings.calibration not in (None, run.record.config.calibration):
         words += ["--calibration", str(settings.calibration)]
-    if run.record.facts.own_code:
-        words.append("--trust")
     return shlex.join([*words, "-o", str(run.folder / f"small-{kind}-{100 * ratio:.4g}")])
 
 

@@ -44,7 +44,9 @@ def run_commands(commands: Sequence[Command], workers: int, log: Callable[[str],
                 while waiting and len(running) < workers:
                     command = waiting.pop(0)
                     log(f"started: {command}")
-                    running.append((command, Process([sys.executable, "-m", "sparsefw", *command.words], environment)))
+                    running.append(
+                        (command, Process([sys.executable, "-P", "-m", "sparsefw", *command.words], environment))
+                    )
                 for command, process in [pair for pair in running if pair[1].poll() is not None]:
                     running.remove((command, process))
                     message = process.last_line()

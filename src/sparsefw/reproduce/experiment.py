@@ -32,6 +32,7 @@ class ExperimentOptions:
     workers    None: one per GPU, or one per core
     changes    settings of all trainings, such as "train.epochs=5"
     storage    of the sweep; None: a file
+    trust      whether Python code that the changes name may be imported, which runs it
     log        called with a line for everything that happens
     """
 
@@ -42,6 +43,7 @@ class ExperimentOptions:
     workers: int | None
     changes: tuple[str, ...]
     storage: str | None
+    trust: bool
     log: Callable[[str], None]
 
     def seeds_or(self, default: int) -> int:

@@ -68,7 +68,7 @@ class SweepExperiment(Experiment):
         plan = self.plan(options)
         folder = options.folder / plan.name / "sweep"
         url = storage_url(options.storage, folder)
-        sweep = begin_sweep(plan, url, folder, options.data)
+        sweep = begin_sweep(plan, url, folder, options.data, options.trust)
         results = run_sweep(sweep, url, options.worker_count, options.data, options.log)
         failed = [
             f"{name} {job}: {error}" for name, row in results["rows"].items() for job, error in row["failed"].items()

@@ -78,7 +78,7 @@ class ThroughputExperiment(Experiment):
 def measure_rates(stem: str, options: ExperimentOptions, rows: list[str]) -> dict[str, Any]:
     """Measure training images per second of rows of `sparsefw bench train`."""
     seconds = QUICK_SECONDS if options.quick else SECONDS
-    return measure_training_speed(stem, options.data, seconds, options.changes, rows)
+    return measure_training_speed(stem, options.data, seconds, options.changes, rows, options.trust)
 
 
 def drift_warning(measured: Mapping[str, Any]) -> str | None:

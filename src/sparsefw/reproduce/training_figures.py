@@ -48,7 +48,7 @@ class TrainingExperiment(Experiment):
         words = ["train", recipe, "--out", str(folder), "--seed", str(seed), "--quiet"]
         for change in all_changes:
             words += ["--set", change]
-        return Command((*words, *_data_words(options)), RunPaths(folder).result)
+        return Command((*words, *_shared_words(options)), RunPaths(folder).result)
 
     def describe(self, options: ExperimentOptions) -> list[str]:
         return [*map(str, self.commands(options)), *self.deviations(options, 1)]
@@ -66,8 +66,10 @@ def _quick_changes(options: ExperimentOptions) -> list[str]:
     return [f"train.epochs={QUICK_EPOCHS}"] if options.quick else []
 
 
-def _data_words(options: ExperimentOptions) -> list[str]:
-    return [] if options.data is None else ["--data", str(options.data)]
+def _shared_words(options: ExperimentOptions) -> list[str]:
+    """Return the options that all commands take alike."""
+    data = [] if options.data is None else ["--data", str(options.data)]
+    return [*data, *["--trust"] * options.trust]
 
 
 class WeightDecays(NamedTuple):
@@ -111,14 +113,14 @@ class RetrainingExperiment(TrainingExperiment):
 
     def _pruning(self, options: ExperimentOptions, run: Path) -> Command:
         words = ("curve", str(run), "--kind", WEIGHTS.name, "--at", f"{self.removed}", "--form", "masked", "--quiet")
-        return Command((*words, *_data_words(options)), RunPaths(run).curve(WEIGHTS.name, "masked"))
+        return Command((*words, *_shared_words(options)), RunPaths(run).curve(WEIGHTS.name, "masked"))
 
     def _retraining(self, options: ExperimentOptions, run: Path, decay: float) -> Command:
         out = _retrained_folder(run, decay)
         epochs = 3 if options.quick else 10
         words = ["retrain", str(run), "--weights", f"{self.removed}", "--epochs", str(epochs), "--out", str(out)]
         words += ["--weight-decay", f"{decay}", "--schedule", "llr", "--quiet"]
-        return Command((*words, *_data_words(options)), RunPaths(RetrainingPaths(out).phase(1)).result)
+        return Command((*words, *_shared_words(options)), RunPaths(RetrainingPaths(out).phase(1)).result)
 
     def run(self, options: ExperimentOptions) -> ExperimentResult:
         failed: list[str] = []

@@ -57,7 +57,6 @@ def parse_facts(content: Content) -> RunFacts:
         family=str(content["family"]),
         seed=int(content["seed"]),
         metric=str(content["metric"]),
-        own_code=bool(content["own_code"]),
         phase=None if phase is None else RetrainingPhase(**phase),
         job=None if job is None else SweepJob(**job),
     )

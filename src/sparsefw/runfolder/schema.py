@@ -64,7 +64,6 @@ class RunFacts:
     label       of the method in tables and figures, such as "SparseFW filters k=0.3"
     family      the label without settings, such as "SparseFW filters"
     metric      the figure of merit, a key of the task's metrics
-    own_code    whether the network is made by the user's own code, which is run with --trust only
     phase       None unless `sparsefw retrain` made the run
     job         None unless a sweep made the run
     """
@@ -75,7 +74,6 @@ class RunFacts:
     family: str
     seed: int
     metric: str
-    own_code: bool = False
     phase: RetrainingPhase | None = None
     job: SweepJob | None = None
 

@@ -148,12 +148,16 @@ class Grid(Section):
             raise ConfigError(
                 f"grid {self.name}: recipe={self.recipe!r}{hint}; must be a recipe without its variant, such as digits-resnet"
             )
+        self.check_rows(changes)
+        _CHECKED.add(key)
+
+    def check_rows(self, changes: Sequence[str] = ()) -> None:
+        """Refuse a row with a configuration that cannot be trained."""
         for row in self.methods:
             try:
                 self._check_row(row, changes)
             except ConfigError as error:
                 raise ConfigError(f"grid {self.name}, {row}: {error}") from None
-        _CHECKED.add(key)
 
     def _check_row(self, row: str, changes: Sequence[str]) -> None:
         tried: dict[str, list[Any]] = {}

@@ -22,6 +22,7 @@ import itertools
 import math
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -36,6 +37,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from sparsefw.config_base import ConfigError
 from sparsefw.sweep.jobs import (
     AFTER,
     BEAT,
@@ -55,12 +57,14 @@ from sparsefw.sweep.jobs import (
 from sparsefw.sweep.locks import Worker, reap_if_dead
 from sparsefw.sweep.storage import UNREACHABLE, retry_while_unreachable
 
+JOB_NAME = re.compile(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*")
 RANDOM_DRAWS = 100  # of settings that no job has, before all settings are enumerated
 
 
 class Ledger:
-    """The jobs of one study.
+    """The jobs of one study. Its storage may come from elsewhere, so what it says is checked.
 
+    folder    of the sweep, with the lock files of its workers
     grace     seconds without a heartbeat after which a worker is considered dead
     space     the distributions of the settings
     budget    how many jobs the study's sampler draws; None: jobs are posted instead
@@ -70,6 +74,7 @@ class Ledger:
         self,
         study: optuna.Study,
         storage: BaseStorage,
+        folder: Path,
         grace: float,
         space: Mapping[str, BaseDistribution] | None = None,
         budget: int | None = None,
@@ -77,6 +82,7 @@ class Ledger:
         self.study = study
         self._storage = storage
         self._study_id = storage.get_study_id_from_name(study.study_name)
+        self._folder = folder
         self._grace = grace
         self._space = dict(space or {})
         self._budget = budget
@@ -98,6 +104,10 @@ class Ledger:
         """Return the name of a trial's job; a job that the sampler drew is named after its first trial."""
         default = None if self._budget is None else f"{trial.number:04d}"
         name = trial.user_attrs.get(JOB, default)
+        if name is not None and not JOB_NAME.fullmatch(str(name)):
+            raise ConfigError(
+                f"the ledger has a job {name!r}: a job must have a name such as 0003, since it names a folder"
+            )
         return None if name is None else str(name)
 
     @retry_while_unreachable
@@ -138,7 +148,7 @@ class Ledger:
     def _is_alive(self, trial: FrozenTrial) -> bool:
         """Return whether the holder of a running trial counts as alive (rule 3)."""
         holder = trial.user_attrs.get(HOLDER)
-        if holder is not None and reap_if_dead(holder):
+        if holder is not None and reap_if_dead(holder, self._folder):
             return False
         count = trial.user_attrs.get(BEAT)
         now = time.monotonic()

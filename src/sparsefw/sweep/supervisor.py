@@ -33,10 +33,10 @@ SHORT_LIFE_SECONDS = 20.0
 MAX_SHORT_LIVES = 10
 
 
-def begin_sweep(plan: SweepPlan, url: str, folder: Path, data: Path | None) -> Sweep:
+def begin_sweep(plan: SweepPlan, url: str, folder: Path, data: Path | None, trust: bool = False) -> Sweep:
     """Begin a sweep, or continue it if it was begun before; refuse if its data set is not on this machine."""
     check_data(plan, data)
-    return Sweep.begin(plan, url, folder)
+    return Sweep.begin(plan, url, folder, trust)
 
 
 def run_sweep(
@@ -87,6 +87,7 @@ class WorkerProcess:
             "folder": str(sweep.folder.resolve()),
             "data": None if data is None else str(data.resolve()),
             "parent": os.getpid(),
+            "trust": sweep.trust,
         }
         self._gpu = number % torch.cuda.device_count() if torch.cuda.device_count() else None
         self._thread_variables = thread_variables(workers)
@@ -100,8 +101,9 @@ class WorkerProcess:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[self._gpu] if visible else str(self._gpu)
         # A new session keeps a Ctrl-C of the terminal from the workers: this process stops them.
+        # -P keeps Python from importing what happens to be in the current folder.
         return subprocess.Popen(
-            [sys.executable, "-m", "sparsefw.sweep.worker"], env=environment, start_new_session=True
+            [sys.executable, "-P", "-m", "sparsefw.sweep.worker"], env=environment, start_new_session=True
         )
 
     @property

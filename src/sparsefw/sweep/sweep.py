@@ -47,14 +47,16 @@ class Sweep:
     storage: optuna.storages.RDBStorage
     folder: Path
     token: str
+    trust: bool = False  # whether code that the plan names may be imported
 
     @classmethod
-    def begin(cls, plan: SweepPlan, url: str, folder: Path) -> Sweep:
+    def begin(cls, plan: SweepPlan, url: str, folder: Path, trust: bool = False) -> Sweep:
         """Store the plan of a new sweep, or continue a sweep that has the same plan."""
+        plan.import_code(trust)
         storage = open_storage(url)
         record = _store_record(storage, plan, folder)
         plan.check_same(record.plan)
-        sweep = cls(plan, storage, folder, record.token)
+        sweep = cls(plan, storage, folder, record.token, trust)
         sweep._claim_folder(url)
         for row in plan.rows:  # create the studies now, before several workers try to
             sweep.configuration_ledger(row)
@@ -62,13 +64,14 @@ class Sweep:
         return sweep
 
     @classmethod
-    def join(cls, url: str, name: str | None, folder: Path | None) -> Sweep:
+    def join(cls, url: str, name: str | None, folder: Path | None, trust: bool = False) -> Sweep:
         """Open a sweep that another process began.
 
         Args:
             url: the storage
             name: of the sweep; None if the storage holds only one
             folder: where to train; None: in the folder of that process, if it is on this machine
+            trust: whether Python code that the plan in the storage names may be imported, which runs it
         """
         storage = open_storage(url, must_exist=True)
         names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
@@ -84,10 +87,11 @@ class Sweep:
         if name not in names:
             raise ConfigError(f"--name {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
         record = _read_record(storage, name)
+        record.plan.import_code(trust)
         if folder is None:
             is_here = _token_of_folder(record.home) == record.token
             folder = record.home if is_here else Path("runs") / f"sweep-{name}"
-        sweep = cls(record.plan, storage, folder, record.token)
+        sweep = cls(record.plan, storage, folder, record.token, trust)
         sweep._claim_folder(url)
         return sweep
 
@@ -125,7 +129,7 @@ class Sweep:
             direction="maximize",
             load_if_exists=True,
         )
-        return Ledger(study, self.storage, self.plan.grace, space, budget)
+        return Ledger(study, self.storage, self.folder, self.plan.grace, space, budget)
 
     def finished_configurations(self, row: str) -> dict[str, Job] | None:
         """Return all configurations of a row; None until all of them are finished."""
@@ -164,12 +168,18 @@ class Sweep:
         """Return the folder of a job on this machine."""
         return run_folder(self.folder, folder_name(row), name)
 
-    def started_folder(self, job: Job) -> Path | None:
-        """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it."""
+    def started_folder(self, row: str, job: Job) -> Path | None:
+        """Return the folder in which a job was last started; None if it was not, or if this machine cannot see it.
+
+        The ledger names the folder, and files in it are deleted: it must be that of this job in a folder of this sweep.
+        """
         if job.start is None:
             return None
         folder = Path(job.start.folder)
-        return folder if _token_of_folder(sweep_folder_of(folder)) == self.token and folder.is_dir() else None
+        home = sweep_folder_of(folder)
+        if folder != run_folder(home, folder_name(row), job.name) or _token_of_folder(home) != self.token:
+            return None
+        return folder if folder.is_dir() else None
 
     def remove_unneeded_models(self, row: str) -> None:
         """Delete the networks of finished configurations that cannot be chosen any more.
@@ -180,7 +190,7 @@ class Sweep:
         jobs = self.configuration_ledger(row).jobs()
         best = best_job(jobs)
         for job in jobs.values():
-            folder = self.started_folder(job)
+            folder = self.started_folder(row, job)
             if job.state in (JobState.DONE, JobState.PRUNED) and job is not best and folder is not None:
                 RunWriter(folder).forget_model()
 
@@ -217,7 +227,10 @@ def _store_record(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: 
 
 def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
     record = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
-    return _Record(parse(SweepPlan, record[PLAN], f"sweep {name}"), record[TOKEN], Path(record[HOME]))
+    plan = parse(SweepPlan, record[PLAN], f"sweep {name}")
+    if plan.name != name:  # names of plans are checked: they name folders
+        raise ConfigError(f"sweep {name!r}: the plan in the storage is that of {plan.name!r}")
+    return _Record(plan, record[TOKEN], Path(record[HOME]))
 
 
 def _token_of_folder(folder: Path) -> str | None:

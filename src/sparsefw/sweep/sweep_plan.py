@@ -130,6 +130,15 @@ class SweepPlan(Section):
         first = {key: value.low if isinstance(value, Range) else value[0] for key, value in varied}
         return self.grid.config(row, first, self.changes)
 
+    def import_code(self, trust: bool) -> None:
+        """Import the methods of the user's own that the plan names, and check their settings; then it can be trained.
+
+        trust: whether they and the network may be imported; ValueError if there is such code, and it may not.
+        """
+        examples = [self.example(row) for row in self.rows]
+        if [config.with_code(trust) for config in examples] != examples:
+            self.grid.check_rows(self.changes)
+
     def check_same(self, begun: SweepPlan) -> None:
         """Raise ConfigError if this plan differs from the one with which the sweep was begun."""
         mine = self._flat()

@@ -21,6 +21,7 @@ from sparsefw.atomic_io import json_ready
 from sparsefw.compression import Curve, curve
 from sparsefw.data.loaders import open_data
 from sparsefw.errors import Interrupted
+from sparsefw.own_code import search_current_folder
 from sparsefw.runfolder import RunPaths, RunWriter
 from sparsefw.runfolder.schema import SweepJob
 from sparsefw.sweep.jobs import TrainingProgress
@@ -164,7 +165,7 @@ def _wait_for_lock(folder: Path, grace: float, task: Task) -> Path:
 def _folder(sweep: Sweep, task: Task) -> Path:
     """Return the folder in which the job was started before, if it is visible from here; else a folder of this machine."""
     job = task.claim.job
-    started = sweep.started_folder(job)
+    started = sweep.started_folder(task.row, job)
     if started is not None:
         return started
     folder = sweep.job_folder(task.row, job.name)
@@ -187,8 +188,8 @@ def _run_configuration(sweep: Sweep, task: Task, folder: Path, data: Path | None
     judge = PruningCheck(task.claim, config) if sweep.plan.prune else None
     RunWriter(folder).forget_error()  # of an earlier attempt
     facts = SweepJob(sweep.plan.name, task.row, job.name, final=False)
-    result = fit(config, folder, data, quiet=True, judge=judge, job=facts)
-    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    result = fit(config, folder, data, trust=sweep.trust, quiet=True, judge=judge, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=sweep.trust)
     masked = trained.curve(None, None, CURVE_FORM, "validation", refit=False, progress=False)
     _record_result(task, folder, result, _masked_figures(masked))
 
@@ -198,12 +199,12 @@ def _run_seed(sweep: Sweep, task: Task, folder: Path, data: Path | None) -> None
     seed = int(task.claim.job.params[SEED])
     chosen = sweep.configuration_ledger(task.row).jobs()[task.claim.job.params[CONFIGURATION]]
     config = sweep.config(task.row, chosen, seed)
-    trained_folder = sweep.started_folder(chosen)
+    trained_folder = sweep.started_folder(task.row, chosen)
     if seed == SELECTION_SEED and trained_folder is not None and RunPaths(trained_folder).model.exists():
         folder = trained_folder
     facts = SweepJob(sweep.plan.name, task.row, chosen.name, final=True)
-    result = fit(config, folder, data, quiet=True, job=facts)
-    trained = TrainedRun.open(folder, data, config.engine.device, trust=True)
+    result = fit(config, folder, data, trust=sweep.trust, quiet=True, job=facts)
+    trained = TrainedRun.open(folder, data, config.engine.device, trust=sweep.trust)
     masked = trained.curve(None, None, CURVE_FORM, "test", refit=False, progress=False)
     removed = trained.curve(None, None, "removed", "test", progress=False)
     figures: dict[str, Any] = {"seed": seed, **_masked_figures(masked)}
@@ -279,7 +280,9 @@ def main() -> None:
     assignment = json.loads(os.environ[WORKER_VARIABLE])
     data = None if assignment["data"] is None else Path(assignment["data"])
     try:
-        sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]))
+        if assignment["trust"]:
+            search_current_folder()
+        sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]), assignment["trust"])
         check_data(sweep.plan, data)
     except StorageUnreachable as error:
         sys.exit(f"error: {error}")  # with exit code 1: the supervisor starts another worker

@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, mod
 
 from sparsefw.compression.settings import MASKED
 from sparsefw.compression.sizes import check_range
-from sparsefw.config_base import KindName, Section
+from sparsefw.config_base import KindName, Section, parse
 from sparsefw.data.loaders import DataConfig
 from sparsefw.kinds import Kind, kind_of
-from sparsefw.methods import SGD, Method, method_from
+from sparsefw.methods import SGD, Method, method_from, with_code
+from sparsefw.models import require_trusted_network
 from sparsefw.train.schedule import Schedule
 
 
@@ -32,8 +33,8 @@ class WeightsConfig(Section):
 class ModelConfig(Section):
     """The network. The data give the numbers of classes and of input channels, unless `arguments` say otherwise.
 
-    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", or "package.module:function", which is called with
-                the arguments only
+    name        of `sparsefw list models`, or "timm:NAME", "torchvision:NAME", or "package.module:Attribute", a class or function
+                of the user's, which is called with the arguments only, and imported only with trust
     """
 
     name: str
@@ -247,6 +248,15 @@ class RunConfig(Section):
         if self.sizes.score is not None and kind.score is None:
             raise ValueError(f"sizes.score={self.sizes.score}: {kind.name} are ranked by their magnitudes")
         return self
+
+    def with_code(self, trust: bool) -> RunConfig:
+        """Return the configuration that can be trained: a method of the user's own is imported, and its settings are checked.
+
+        trust: whether the code that the configuration names may be imported; ValueError if there is any, and it may not.
+        """
+        require_trusted_network(self.model.name, trust)
+        method = with_code(self.method, trust)
+        return self if method is self.method else parse(RunConfig, {**self.plain(), "method": method}, self.name)
 
     def plain(self) -> dict[str, Any]:
         """Return the configuration as plain values, for YAML and JSON."""

@@ -45,7 +45,7 @@ class TrainedRun:
 
         Args:
             data_folder: None: the one that the run was trained on.
-            trust: whether a network that the user's own code makes may be built, which runs that code.
+            trust: whether Python code that makes the network may be imported, which runs it.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("curves and compression run in one process: start them without torchrun")

@@ -12,7 +12,6 @@ from sparsefw.methods import Masked
 from sparsefw.runfolder import RunFacts, RunKind
 from sparsefw.runfolder.schema import EnvironmentRecord, RetrainingPhase, SweepJob
 from sparsefw.train.config import RunConfig
-from sparsefw.train.folder import is_own_code
 
 
 def run_facts(
@@ -34,7 +33,6 @@ def run_facts(
         family=family if config.sizes is None else f"{family} over sizes",
         seed=config.seed,
         metric=metric,
-        own_code=is_own_code(config.model.name),
         phase=phase,
         job=job,
     )

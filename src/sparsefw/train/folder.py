@@ -18,7 +18,8 @@ from torch import nn
 
 from sparsefw.atomic_io import is_leftover, remove_leftovers
 from sparsefw.config_base import ConfigError, flatten, parse
-from sparsefw.models import MODELS, build
+from sparsefw.methods.base import UnknownMethod
+from sparsefw.models import build_named
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
 from sparsefw.runfolder.read import (
     read_config,
@@ -143,7 +144,9 @@ class RunFolder:
         old = flatten(self.config.plain())
         new = flatten(config.plain())
         # Names first: with another method or model, all of its settings differ, too.
-        for key in sorted({*old, *new}, key=lambda key: (not key.endswith(".name"), key)):
+        # Only its own code knows the settings that a method of the user's does not give.
+        compared = new if isinstance(config.method, UnknownMethod) else {*old, *new}
+        for key in sorted(compared, key=lambda key: (not key.endswith(".name"), key)):
             if old.get(key) != new.get(key) and not MAY_CHANGE.match(key):
                 raise ConfigError(
                     f"{self.path} holds a run with {key}={old.get(key)!r}, this one has {new.get(key)!r}; "
@@ -170,18 +173,14 @@ class RunFolder:
         """Build the trained network.
 
         Args:
-            trust: whether a network that the user's own code makes may be built, which runs that code.
+            trust: whether Python code that makes the network may be imported, which runs it.
         """
         record = read_model_header(self.path)
         if record is None:
             if self.result is not None:
                 raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
             raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again resumes it")
-        if is_own_code(record.name) and not trust:
-            raise ConfigError(
-                f"{self.path}: its network is made by the code {record.name!r}; add --trust to import and run that"
-            )
-        model = build(record.name, **record.arguments)
+        model = build_named(record.name, record.arguments, trust=trust, field=f"{self.path}: model.name")
         model.load_state_dict(read_model_tensors(self.path))
         return model.eval(), record
 
@@ -197,8 +196,3 @@ class RunFolder:
         """Remove the result of a training whose network is gone: such a training is not over."""
         if self.path.is_dir() and not self.paths.model.exists():
             self.writer.forget_result()
-
-
-def is_own_code(model: str) -> bool:
-    """Return whether the user's own code makes the network of this name; it is not run unless asked for."""
-    return model not in MODELS and model.partition(":")[0] not in ("timm", "torchvision")

@@ -89,6 +89,7 @@ def retrain(
     phases: int = 1,
     weight_decay: float | None = None,
     data: Path | None = None,
+    trust: bool = False,
     quiet: bool = False,
 ) -> list[Phase]:
     """Prune the network of a run and retrain it, in phases, each of which is a run folder in `out`.
@@ -99,6 +100,7 @@ def retrain(
         schedule: a key of SCHEDULES.
         weight_decay: None: that of the run.
         data: None: the folder that the run was trained on.
+        trust: whether Python code that makes the run's network may be imported, which runs it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("retrain runs in one process: start it without torchrun")
@@ -111,23 +113,23 @@ def retrain(
     train = retraining_config(original.train, epochs, schedule)
     if weight_decay is not None:
         train = parse(TrainConfig, {**train.model_dump(), "weight_decay": weight_decay}, "retrain")
-    zeros = _zero_share(source.load_model()[0])
+    zeros = _zero_share(source.load_model(trust)[0])
     if zeros >= 1 - (1 - weights) ** (1 / phases):
         raise ConfigError(f"weights={weights:g} in {phases} phases: {zeros:.2%} of the weights of {run} are 0 already")
     _claim(out, RetrainingRequest(_digest(source), weights, epochs, schedule, phases))
     finished: list[Phase] = []
     for number in range(1, phases + 1):
         removed = 1 - (1 - weights) ** (number / phases)
-        file = _masked_weights(source, out, number, removed)
+        file = _masked_weights(source, out, number, removed, trust)
         model = original.model.model_copy(update={"weights": WeightsConfig(file=file)})
         name = f"{original.name}-retrained-{schedule}"
         method = Masked(removed=round(removed, 6))
         config = original.model_copy(update={"name": name, "model": model, "method": method, "train": train})
         phase = RetrainingPhase(str(run.resolve()), removed, schedule, number, phases)
         folder = RetrainingPaths(out).phase(number)
-        result = fit(config, folder, source.data if data is None else data, quiet=quiet, phase=phase)
+        result = fit(config, folder, source.data if data is None else data, trust=trust, quiet=quiet, phase=phase)
         source = RunFolder(folder)
-        finished.append(Phase(folder, removed, _zero_share(source.load_model()[0]), result))
+        finished.append(Phase(folder, removed, _zero_share(source.load_model(trust)[0]), result))
     return finished
 
 
@@ -169,12 +171,12 @@ def _digest(run: RunFolder) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _masked_weights(source: RunFolder, out: Path, phase: int, removed: float) -> Path:
+def _masked_weights(source: RunFolder, out: Path, phase: int, removed: float, trust: bool) -> Path:
     """Return a file with the weights of a run, the smallest set to 0; written once, since the phase's configuration names it."""
     file = RetrainingPaths(out).weights(phase)
     if file.exists():
         return file
-    model, _ = source.load_model()
+    model, _ = source.load_model(trust)
     weights = _prunable(model)
     with torch.no_grad():
         for name, mask in global_masks(weights, removed).items():

@@ -18,7 +18,7 @@ from sparsefw.data.batches import Share
 from sparsefw.data.loaders import Data, open_data
 from sparsefw.errors import Diverged
 from sparsefw.methods import OptimizerSettings
-from sparsefw.models import MODELS, build, load_weights
+from sparsefw.models import MODELS, build_named, load_weights
 from sparsefw.optim import NonFiniteGradientError, SFWWarning
 from sparsefw.runfolder.parse import parse_spectra
 from sparsefw.runfolder.read import read_epochs
@@ -47,6 +47,7 @@ def fit(
     path: Path,
     data_folder: Path | None = None,
     *,
+    trust: bool = False,
     quiet: bool = False,
     judge: Judge | None = None,
     phase: RetrainingPhase | None = None,
@@ -55,6 +56,7 @@ def fit(
     """Train a configuration into a run folder, or resume the run that is there.
 
     Args:
+        trust: whether Python code that the configuration names may be imported, which runs it: its network or its method.
         judge: called after every epoch; what it raises ends the training.
         phase: of the retraining that makes the run; recorded in its folder.
         job: of the sweep that makes the run; recorded in its folder.
@@ -64,7 +66,9 @@ def fit(
     """
     with processes(config.engine.device) as share:
         # A function of its own: when it returns, its network is gone, as `processes` requires.
-        return _fit(config, RunFolder(path), data_folder, share, quiet, judge, phase, job).to_json()
+        return _fit(
+            config.with_code(trust), RunFolder(path), data_folder, share, trust, quiet, judge, phase, job
+        ).to_json()
 
 
 def _fit(
@@ -72,6 +76,7 @@ def _fit(
     folder: RunFolder,
     data_folder: Path | None,
     share: Share,
+    trust: bool,
     quiet: bool,
     judge: Judge | None,
     phase: RetrainingPhase | None,
@@ -83,7 +88,7 @@ def _fit(
             return finished
         check_trackers(config)
         with Display(config.name, quiet, share.rank == 0) as display:
-            training = prepare(config, data_folder, display)
+            training = prepare(config, data_folder, display, trust)
             facts = run_facts(config, training.task.metric, phase, job)
             on_first(share, lambda: folder.begin(config, facts, environment_record(data_folder), training.regions))
             _resume(training, folder, display)
@@ -118,8 +123,12 @@ def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> ResultRe
     return result
 
 
-def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Training:
-    """Return a training at step 0, with its data, network and optimizer."""
+def prepare(config: RunConfig, data_folder: Path | None, display: Display, trust: bool = False) -> Training:
+    """Return a training at step 0, with its data, network and optimizer.
+
+    trust: whether Python code that the configuration names may be imported.
+    """
+    config = config.with_code(trust)
     # Whether to compile depends on the number of steps, which depends on the data, which depend on the device.
     share = join_processes(config.engine.device)
     engine = engine_for(config, steps=0)
@@ -138,7 +147,7 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     if config.train.mixup and data.task != "classification":
         raise ConfigError("train.mixup mixes labels of whole images: it is for classification")
     torch.manual_seed(config.seed)
-    model = engine.place(build_model(config, data, display))
+    model = engine.place(build_model(config, data, display, trust))
     check_fit(model, config.model.name, data, engine.device)
     settings = config.train
     regions: list[str] = []
@@ -196,7 +205,7 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display) -> Tr
     )
 
 
-def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
+def build_model(config: RunConfig, data: Data, display: Display, trust: bool) -> nn.Module:
     """Build the network for this data: its source names the arguments for classes and input channels that are filled in."""
     name = config.model.name
     arguments = dict(config.model.arguments)
@@ -206,7 +215,7 @@ def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
     for argument, value, default in zip(names or (), (data.classes, data.shape[0]), (None, 3), strict=False):
         if argument is not None and value != default:
             arguments.setdefault(argument, value)
-    model = build(name, **arguments)
+    model = build_named(name, arguments, trust=trust)
     if (weights := config.model.weights) is not None:
         display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
     return model

@@ -40,6 +40,7 @@ def bench_train(
     seconds: SecondsOption = 5.0,
     data: BenchDataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Compare the training speed and memory of methods with those of SGD, all in one run.
@@ -53,7 +54,7 @@ def bench_train(
     """
     from sparsefw.bench import choose_rows, measure_training_speed, speeds_text
 
-    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows(rows))
+    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows(rows), trust)
     print_outcome(Outcome(record, speeds_text(record)), json)
 
 
@@ -64,6 +65,7 @@ def bench_methods(
     seconds: SecondsOption = 2.0,
     data: BenchDataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Measure the cost of a training step of every method, as a multiple of SGD's.
@@ -76,7 +78,7 @@ def bench_methods(
     """
     from sparsefw.bench import choose_rows, costs_text, measure_training_speed
 
-    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows("all"))
+    record = measure_training_speed(recipe, data, seconds, set_ or (), choose_rows("all"), trust)
     print_outcome(Outcome(record, costs_text(record)), json)
 
 
@@ -87,6 +89,7 @@ def bench_data(
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to measure.")] = 5.0,
     data: options.DataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Measure how many augmented images per second the data path of a recipe delivers to the device.
@@ -100,7 +103,7 @@ def bench_data(
     from sparsefw.bench import measure_data_speed
     from sparsefw.environment import environment
 
-    speed = measure_data_speed(recipe, data, seconds, set_ or ())
+    speed = measure_data_speed(recipe, data, seconds, set_ or (), trust)
     record = {"images_per_second": speed.images_per_second, **environment()}
     text = f"{recipe}: {speed.images_per_second:,.0f} images/s on {speed.engine}"
     print_outcome(Outcome(record, text), json)

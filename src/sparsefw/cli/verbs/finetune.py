@@ -23,6 +23,7 @@ def finetune(
     ] = None,
     data: options.RunDataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole configuration, and stop.")] = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -48,4 +49,4 @@ def finetune(
     if show:
         return print_outcome(Outcome(config.plain(), config_yaml(ConfigRecord(config.plain())).rstrip()), json)
     folder = run.with_name(f"{run.name}-finetuned") if out is None else out
-    return print_outcome(train_run(config, folder, RunFolder(run).data if data is None else data, quiet), json)
+    return print_outcome(train_run(config, folder, RunFolder(run).data if data is None else data, quiet, trust), json)

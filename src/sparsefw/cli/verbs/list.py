@@ -22,6 +22,7 @@ def list_(
         str | None,
         typer.Argument(help="One method or grid, to list it with all of its settings.", show_default=False),
     ] = None,
+    trust: options.TrustOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """List the available models, data sets, methods, recipes and so on.
@@ -35,4 +36,4 @@ def list_(
     """
     from sparsefw.cli.catalog import catalog
 
-    print_outcome(catalog(what, name), json)
+    print_outcome(catalog(what, name, trust), json)

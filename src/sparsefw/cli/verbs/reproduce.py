@@ -25,6 +25,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: runs/reproduce.")] = None,
     data: options.DataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     show: options.ShowOption = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -48,6 +49,7 @@ def reproduce(
         workers=workers,
         changes=tuple(set_ or ()),
         storage=storage,
+        trust=trust,
         out=out,
         quiet=quiet,
     )

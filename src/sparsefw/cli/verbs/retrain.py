@@ -23,6 +23,7 @@ def retrain(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN-retrained.")] = None,
     data: options.RunDataOption = None,
+    trust: options.TrustOption = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -47,6 +48,7 @@ def retrain(
         phases=phases,
         weight_decay=weight_decay,
         data=data,
+        trust=trust,
         quiet=quiet,
     )
     print_outcome(outcome, json)

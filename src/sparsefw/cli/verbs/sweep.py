@@ -42,6 +42,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: runs/sweep-NAME.")] = None,
     data: options.DataOption = None,
     set_: options.SetOption = None,
+    trust: options.TrustOption = False,
     show: options.ShowOption = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
@@ -72,6 +73,7 @@ def sweep(
         trials=trials,
         prune=prune,
         grace=grace,
+        trust=trust,
     )
     outcome = show_trainings(request) if show else run_requested_sweep(request, workers, data, retry, quiet)
     print_outcome(outcome, json)

@@ -15,7 +15,10 @@ from sparsefw.report.tables import Table
 from sparsefw.runfolder import RunPaths
 from sparsefw.runfolder.schema import EnvironmentRecord
 
-COMMANDS_NOTE = "Add --data DIR unless the data set comes with the package. NEW is a folder that does not exist yet."
+COMMANDS_NOTE = (
+    "Add --data DIR unless the data set comes with the package. NEW is a folder that does not exist yet. "
+    "A run with a network or a method of its own also needs --trust: read that code first."
+)
 
 
 def _has_runs(contents: Contents) -> bool:
