@@ -62,8 +62,8 @@ EPOCHS = [
         ),
     ),
 ]
-RESULT = ResultRecord("accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",))
-MODEL = ModelRecord("resnet_digits", {"width": 4}, (1, 8, 8), "classification", 10)
+RESULT = ResultRecord("accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",), "0" * 64)
+MODEL = ModelRecord("resnet_digits", {"width": 4}, (1, 8, 8), "classification", 10, "1" * 64)
 CURVE = CurveRecord(
     kind="filters",
     form="removed",

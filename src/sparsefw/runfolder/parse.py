@@ -118,6 +118,7 @@ def parse_result(content: Content) -> ResultRecord:
         images_per_second=number(content.get("images_per_second")),
         skipped_images=int(content.get("skipped_images", 0)),
         warnings=tuple(map(str, content.get("warnings", ()))),
+        model=None if content.get("model") is None else str(content["model"]),
     )
 
 
@@ -129,6 +130,7 @@ def parse_model(content: Content) -> ModelRecord:
         shape=tuple(map(int, content["shape"])),
         task=str(content["task"]),
         classes=int(content["classes"]),
+        run=str(content["run"]),
     )
 
 

@@ -193,7 +193,11 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """result.json: the metrics of the trained network. seconds: spent in training steps. Fields that the file lacks are None."""
+    """result.json: the metrics of the trained network. Fields that the file lacks are None.
+
+    seconds    spent in training steps
+    model      SHA-256 of model.safetensors
+    """
 
     metric: str
     validation: Figures | None
@@ -203,6 +207,7 @@ class ResultRecord:
     images_per_second: float | None = None
     skipped_images: int = 0
     warnings: tuple[str, ...] = ()
+    model: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "warnings": list(self.warnings)}
@@ -210,17 +215,19 @@ class ResultRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The header of model.safetensors: the network's name and arguments, and the data it was trained on."""
+    """The header of model.safetensors: the network's name and arguments, the data it was trained on, the identity of its run."""
 
     name: str
     arguments: Mapping[str, Any]
     shape: tuple[int, ...]
     task: str
     classes: int
+    run: str
 
     def to_json(self) -> dict[str, Any]:
         built_from = {"name": self.name, "arguments": dict(self.arguments)}
-        return {"shape": list(self.shape), "task": self.task, "classes": self.classes, "model": built_from}
+        data = {"shape": list(self.shape), "task": self.task, "classes": self.classes}
+        return {**data, "model": built_from, "run": self.run}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.atomic_io import replaced_file
+from sparsefw.atomic_io import file_digest, replaced_file
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
 
@@ -48,9 +48,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
     """Return the newest whole checkpoint, None if there is none, and the newer ones that are damaged, which are kept."""
     damaged: list[Path] = []
     for _, path in _files(folder):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if path.name.endswith(f"{digest}.safetensors"):
+        if path.name.endswith(f"{file_digest(path)}.safetensors"):
             return path, damaged
         damaged.append(path)
     return None, damaged

@@ -6,8 +6,11 @@ Files and their contents are those of `sparsefw.runfolder`; this module adds the
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from sparsefw.atomic_io import is_leftover, remove_leftovers
+from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
 from sparsefw.config_base import ConfigError, flatten, parse
 from sparsefw.models import MODELS, build
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
@@ -158,13 +161,48 @@ class RunFolder:
             remove_leftovers(folder)
         self.writer.begin(ConfigRecord(config.plain()), facts, environment or EnvironmentRecord(), regions)
 
-    def save_model(self, model: nn.Module, shape: tuple[int, ...] = (), task: str = "", classes: int = 0) -> None:
-        """Write the network, with its name and arguments and the shape, task and classes of its data."""
+    def save_model(
+        self, model: nn.Module, run: str, shape: tuple[int, ...] = (), task: str = "", classes: int = 0
+    ) -> str:
+        """Write the network, with its name and arguments and the shape, task and classes of its data; return its SHA-256.
+
+        Args:
+            run: the identity of the run.
+        """
         tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
         built_from: Any = model.built_from
-        self.writer.model(
-            tensors, ModelRecord(built_from["name"], built_from["arguments"], tuple(shape), task, classes)
+        return self.writer.model(
+            tensors, ModelRecord(built_from["name"], built_from["arguments"], tuple(shape), task, classes, run)
         )
+
+    def check_model(self) -> ModelRecord:
+        """Return the header of the network; ConfigError unless it is the one that the result of this run was measured on."""
+        paths = self.paths
+        result = self.result
+        if result is None:
+            raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again finishes its training")
+        if not paths.model.exists():
+            facts = self.facts
+            if facts is not None and facts.job is not None:
+                raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
+            raise ConfigError(f"{paths.model} is missing; restore it, or remove {paths.result.name} and train again")
+        if file_digest(paths.model) != result.model:
+            raise ConfigError(
+                f"{paths.model} is damaged, or belongs to another run: its SHA-256 is not the one in {paths.result.name}; "
+                f"restore it, or remove {shlex.quote(str(self.path))} and train again"
+            )
+        record = read_model_header(self.path)
+        if record is None or record.run != self.identity:
+            raise ConfigError(
+                f"{paths.model} belongs to another run: it was trained with another configuration or seed than "
+                f"{paths.config.name} has; restore the files of this run"
+            )
+        return record
+
+    @property
+    def identity(self) -> str:
+        """What binds checkpoints and the network to this run."""
+        return identity_of(read_config(self.path))
 
     def load_model(self, trust: bool = False) -> tuple[nn.Module, ModelRecord]:
         """Build the trained network.
@@ -172,11 +210,7 @@ class RunFolder:
         Args:
             trust: whether a network that the user's own code makes may be built, which runs that code.
         """
-        record = read_model_header(self.path)
-        if record is None:
-            if self.result is not None:
-                raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
-            raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again resumes it")
+        record = self.check_model()
         if is_own_code(record.name) and not trust:
             raise ConfigError(
                 f"{self.path}: its network is made by the code {record.name!r}; add --trust to import and run that"
@@ -197,6 +231,23 @@ class RunFolder:
         """Remove the result of a training whose network is gone: such a training is not over."""
         if self.path.is_dir() and not self.paths.model.exists():
             self.writer.forget_result()
+
+
+def identity_of(config: ConfigRecord) -> str:
+    """Return a hash of the configuration, the seed included, without the settings that may change between start and resume.
+
+    It binds a checkpoint and a network to their run.
+    """
+    settings = flatten(config.values).items()
+    kept = {key: value for key, value in settings if value is not None and not MAY_CHANGE.match(key)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_weights(file: Path) -> None:
+    """Check a file of weights that is the network of a run, as load_model does; any other file is left to its reader."""
+    folder = RunFolder(file.parent)
+    if file.name == folder.paths.model.name and folder.paths.config.is_file():
+        folder.check_model()
 
 
 def is_own_code(model: str) -> bool:

@@ -9,7 +9,6 @@ and trains with these masks (methods/masked.py). Each phase is an ordinary run: 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparsefw.atomic_io import file_digest
 from sparsefw.compression.structure.masks import global_masks
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.kinds import WEIGHTS
@@ -114,7 +114,7 @@ def retrain(
     zeros = _zero_share(source.load_model()[0])
     if zeros >= 1 - (1 - weights) ** (1 / phases):
         raise ConfigError(f"weights={weights:g} in {phases} phases: {zeros:.2%} of the weights of {run} are 0 already")
-    _claim(out, RetrainingRequest(_digest(source), weights, epochs, schedule, phases))
+    _claim(out, RetrainingRequest(file_digest(source.paths.model)[:16], weights, epochs, schedule, phases))
     finished: list[Phase] = []
     for number in range(1, phases + 1):
         removed = 1 - (1 - weights) ** (number / phases)
@@ -161,12 +161,6 @@ def _claim(out: Path, request: RetrainingRequest) -> None:
         if old[key] != value:
             other = "of another network" if key == "run" else f"with {key}={old[key]}"
             raise ConfigError(f"{key}={value}: {out} holds a retraining {other}; choose another --out")
-
-
-def _digest(run: RunFolder) -> str:
-    """Return a digest of the trained weights: a run that was trained again is another one."""
-    with run.paths.model.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _masked_weights(source: RunFolder, out: Path, phase: int, removed: float) -> Path:

@@ -30,7 +30,7 @@ from sparsefw.train.diagnosis import epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
 from sparsefw.train.facts import environment_record, run_facts
-from sparsefw.train.folder import RunFolder
+from sparsefw.train.folder import RunFolder, check_weights
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, train
 from sparsefw.train.recorder import Judge, Recorder, aim_of
 from sparsefw.train.sizes import OverSizes
@@ -113,6 +113,7 @@ def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> ResultRe
     folder.check(config)
     result = folder.result
     if result is not None:
+        folder.check_model()
         folder.forget_checkpoints()  # a kill may have prevented that
     return result
 
@@ -203,6 +204,7 @@ def build_model(config: RunConfig, data: Data, display: Display) -> nn.Module:
             arguments.setdefault(argument, value)
     model = build(name, **arguments)
     if (weights := config.model.weights) is not None:
+        check_weights(weights.file)
         display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
     return model
 
@@ -237,7 +239,13 @@ def _resume(training: Training, folder: RunFolder, display: Display) -> None:
     for path in damaged:
         display.note(f"{path} is damaged: its content is not what was written", warning=True)
     if checkpoint is not None:
-        training.load(load_checkpoint(checkpoint))
+        state = load_checkpoint(checkpoint)
+        if state.get("run") != training.identity:
+            raise ConfigError(
+                f"{checkpoint} belongs to another run: it was written with another configuration or seed; remove it to resume "
+                "from the one before, or to start again"
+            )
+        training.load(state)
         display.note(f"resuming from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
     elif damaged:
         display.note("no whole checkpoint is left: starting again", warning=True)
@@ -267,9 +275,12 @@ def _finish(training: Training, folder: RunFolder) -> ResultRecord:
         images_per_second=statistics.median(rates) if rates else overall_rate,
         skipped_images=t.data.skipped,
         warnings=tuple(trouble.text for trouble in troubles(aim_of(t), epochs_of(epochs))),
+        model=on_first(
+            t.engine.share,
+            lambda: folder.save_model(model, t.identity, t.data.shape, t.data.task, t.data.classes),
+        ),
     )
     if t.engine.share.rank == 0:
-        folder.save_model(model, t.data.shape, t.data.task, t.data.classes)
         folder.writer.spectra(parse_spectra(spectra(model)))
         folder.finish(result)
     return result
