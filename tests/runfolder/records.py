@@ -8,6 +8,7 @@ from sparsefw.runfolder.schema import (
     ConstraintFigures,
     CurveRecord,
     CurveSettings,
+    DataRecord,
     EnvironmentRecord,
     EpochFigures,
     EpochRecord,
@@ -46,6 +47,7 @@ CONFIG = ConfigRecord(
     }
 )
 ENVIRONMENT = EnvironmentRecord({"torch": "2.13.0"}, {"gpu": None}, "2026-11-18", {"version": "0.1.0"}, "/data")
+DATA = DataRecord({"train": {"images": 1400, "names": "ab"}, "test": {"images": 397, "names": "cd"}})
 EPOCHS = [
     EpochRecord(1, 10, 1.5, 100.0, 0.1, EpochFigures({"loss": 2.0, "accuracy": 10.0})),
     EpochRecord(

@@ -15,9 +15,9 @@ from sparsefw.train.folder import is_own_code
 from sparsefw.train.retrain import retrain
 
 
-def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool) -> Outcome:
+def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, data_changed: bool = False) -> Outcome:
     """Train into a run folder, and draw a picture of the training."""
-    result = fit(config, folder, data, quiet=quiet)
+    result = fit(config, folder, data, quiet=quiet, data_changed=data_changed)
     if not is_first_process():
         return Outcome(result, "")
     picture, _ = save_figure(run_figure(read_run(folder)), RunPaths(folder).picture)

@@ -13,6 +13,8 @@ from sparsefw.runfolder.schema import (
     ConstraintFigures,
     CurveRecord,
     CurveSettings,
+    DataChange,
+    DataRecord,
     EnvironmentRecord,
     EpochFigures,
     EpochRecord,
@@ -30,7 +32,7 @@ from sparsefw.runfolder.schema import (
     Spectrum,
     SweepJob,
 )
-from sparsefw.scalars import is_number
+from sparsefw.scalars import is_int, is_number
 
 Content = Mapping[str, Any]
 FORMER_SPECTRA = {"singular values": RANK.name}  # the key that earlier versions wrote
@@ -73,6 +75,17 @@ def parse_environment(content: Content) -> EnvironmentRecord:
         code=dict(content.get("code") or {}),
         data=None if data is None else str(data),
     )
+
+
+def parse_data(content: Content) -> DataRecord:
+    fingerprint = {
+        str(part): {str(key): value if is_int(value) else str(value) for key, value in properties.items()}
+        for part, properties in content["fingerprint"].items()
+    }
+    changes = [DataChange(str(change["what"]), change["step"]) for change in content["changes"]]
+    if not all(change.step is None or is_int(change.step) for change in changes):
+        raise ValueError("a step is not an integer")
+    return DataRecord(fingerprint, tuple(changes))
 
 
 def parse_epoch(content: Content) -> EpochRecord:

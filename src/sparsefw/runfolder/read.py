@@ -16,6 +16,7 @@ from sparsefw.runfolder.parse import (
     MALFORMED,
     number,
     parse_curve,
+    parse_data,
     parse_environment,
     parse_epoch,
     parse_facts,
@@ -27,6 +28,7 @@ from sparsefw.runfolder.parse import (
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     CurveRecord,
+    DataRecord,
     EnvironmentRecord,
     EpochRecord,
     ModelRecord,
@@ -123,6 +125,8 @@ def read_run(folder: Path) -> RunRecord:
         problems.append(f"unfinished: no {paths.result.name}" if failure is None else f"failed: {failure}")
     epochs = _whole_lines(paths.metrics, problems)
     environment = _tolerated(lambda: read_environment(folder), problems)
+    data = _tolerated(lambda: read_data(folder), problems)
+    problems += [str(change) for change in (() if data is None else data.changes)]
     curves = _all_curves(paths, problems)
     spectra = _tolerated(lambda: _read(paths.spectra, parse_spectra, "does not hold spectra"), problems)
     spectra = spectra or SpectraRecord()
@@ -166,6 +170,11 @@ def read_facts(folder: Path) -> RunFacts | None:
 def read_environment(folder: Path) -> EnvironmentRecord | None:
     """Read environment.json; None if it is missing, RunFolderError if it is damaged."""
     return _read(RunPaths(folder).environment, parse_environment, "is not an environment")
+
+
+def read_data(folder: Path) -> DataRecord | None:
+    """Read data.json; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).data, parse_data, "is not a record of data")
 
 
 def read_epochs(folder: Path) -> list[EpochRecord]:

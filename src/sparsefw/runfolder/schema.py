@@ -136,6 +136,36 @@ class EnvironmentRecord:
 
 
 @dataclass(frozen=True)
+class DataChange:
+    """A change of the data that was accepted by --data-changed.
+
+    what    what had changed
+    step    of the training, which went on with the changed data; None: they were read after the training
+    """
+
+    what: str
+    step: int | None
+
+    def __str__(self) -> str:
+        when = "after the training" if self.step is None else f"from step {self.step:,} on"
+        return f"other data were accepted {when}: {self.what}"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """data.json.
+
+    fingerprint    of every part of the data: of the images that the training read last
+    """
+
+    fingerprint: Mapping[str, Mapping[str, int | str]]
+    changes: tuple[DataChange, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ConstraintFigures:
     """How far the constraint has come, over all constrained weights.
 

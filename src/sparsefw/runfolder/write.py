@@ -18,6 +18,7 @@ from sparsefw.runfolder.read import RunFolderError, read_epochs, read_facts
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     CurveRecord,
+    DataRecord,
     EnvironmentRecord,
     EpochRecord,
     ModelRecord,
@@ -59,6 +60,9 @@ class RunWriter:
             return read_facts(self.folder) is not None
         except RunFolderError:
             return False
+
+    def data(self, record: DataRecord) -> None:
+        write_json(self.paths.data, record.to_json())
 
     def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> str:
         """Write the network, and return the SHA-256 of its file, which belongs into the result."""

@@ -22,6 +22,7 @@ import optuna
 
 from sparsefw.atomic_io import is_leftover, write_json
 from sparsefw.config_base import ConfigError, parse
+from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.runfolder import RunWriter
 from sparsefw.sweep.files import IDENTITY_FILE, LEDGER_FILE, run_folder, sweep_folder_of
 from sparsefw.sweep.jobs import Job, JobState
@@ -32,6 +33,7 @@ from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
 SWEEP = "sweep"  # the attribute of an Optuna study that holds the plan, the token and the home folder of a sweep
+DATA = "data"  # the attribute that holds the fingerprint of its data
 PLAN = "plan"
 TOKEN = "token"
 HOME = "home"
@@ -105,6 +107,17 @@ class Sweep:
             raise ConfigError(f"{self.folder} holds files, but no sweep; choose another --out")
         identity = {TOKEN: self.token, "name": self.plan.name, "storage": url_without_password(url)}
         write_json(self.folder / IDENTITY_FILE, identity)
+
+    def check_data(self, now: Fingerprint) -> None:
+        """Record the data of the sweep, or refuse others: all trainings must see the same, or they could not be compared."""
+        study = optuna.load_study(study_name=self.plan.name, storage=self.storage)
+        if DATA not in study.user_attrs:
+            study.set_user_attr(DATA, now)
+        what = difference(study.user_attrs[DATA], now)
+        if what is not None:
+            raise ConfigError(
+                f"the sweep {self.plan.name} was begun with other data: {what}; give those by --data, or begin another sweep"
+            )
 
     @functools.cache  # noqa: B019  (sweeps are few and live as long as their process)
     def configuration_ledger(self, row: str) -> Ledger:

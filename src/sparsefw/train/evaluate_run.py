@@ -40,12 +40,20 @@ class TrainedRun:
     engine: Engine
 
     @classmethod
-    def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> TrainedRun:
+    def open(
+        cls,
+        path: Path,
+        data_folder: Path | None = None,
+        device: str = "auto",
+        trust: bool = False,
+        data_changed: bool = False,
+    ) -> TrainedRun:
         """Open a run folder whose training is over.
 
         Args:
             data_folder: None: the one that the run was trained on.
             trust: whether a network that the user's own code makes may be built, which runs that code.
+            data_changed: go on also where the data are not those of the training; recorded in the folder.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("curves and compression run in one process: start them without torchrun")
@@ -63,6 +71,9 @@ class TrainedRun:
             channels_last=engine.channels_last,
             workers=engine.workers,
         )
+        record = folder.accepted_data(data.fingerprint, None, data_changed)
+        if data_changed:
+            folder.writer.data(record)
         task = task_for(data.task, data.classes, 0.0, data.ignore_label)
         return cls(folder, config, engine.place(model), data, task, engine)
 

@@ -21,10 +21,12 @@ from torch import nn
 
 from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
 from sparsefw.config_base import ConfigError, flatten, parse
+from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.models import MODELS, build
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
 from sparsefw.runfolder.read import (
     read_config,
+    read_data,
     read_environment,
     read_facts,
     read_model_header,
@@ -32,7 +34,7 @@ from sparsefw.runfolder.read import (
     read_result,
     read_retraining,
 )
-from sparsefw.runfolder.schema import ConfigRecord, EnvironmentRecord, ModelRecord, ResultRecord
+from sparsefw.runfolder.schema import ConfigRecord, DataChange, DataRecord, EnvironmentRecord, ModelRecord, ResultRecord
 from sparsefw.train.config import RunConfig
 
 # Settings that may change between a start and a resume: where and how fast a run is trained, and how it is evaluated.
@@ -153,13 +155,46 @@ class RunFolder:
                     "choose another --out, or remove the folder"
                 )
 
+    def accepted_data(self, now: Fingerprint, step: int | None, changed: bool) -> DataRecord:
+        """Return the record of the data with which the run goes on; ConfigError unless they are its own.
+
+        Args:
+            now: the fingerprint of the data that are there.
+            step: at which the training goes on; None: it is over.
+            changed: accept data that have changed, and record that.
+        """
+        record = read_data(self.path)
+        if record is None:
+            what: str | None = f"{self.paths.data.name}, which describes its data, is missing"
+            record = DataRecord(now)
+        else:
+            what = difference(record.fingerprint, now)
+        if what is None:
+            return record
+        if not changed:
+            raise ConfigError(
+                f"{self.path}: {what}; give the data of the training by --data, or add --data-changed to go on with these"
+            )
+        classes = [fingerprint.get("train", {}).get("classes") for fingerprint in (record.fingerprint, now)]
+        if classes[0] != classes[1]:
+            raise ConfigError(f"{self.path}: its network has {classes[0]} classes, the data have {classes[1]}")
+        change = DataChange(what, step)
+        changes = record.changes if change in record.changes else (*record.changes, change)
+        return DataRecord(record.fingerprint if step is None else now, changes)
+
     def begin(
-        self, config: RunConfig, facts: RunFacts, environment: EnvironmentRecord | None = None, regions: str = ""
+        self,
+        config: RunConfig,
+        facts: RunFacts,
+        data: DataRecord,
+        environment: EnvironmentRecord | None = None,
+        regions: str = "",
     ) -> None:
         """Record what the run is, and remove the remains of files that a kill interrupted."""
         for folder in (self.path, self.paths.checkpoints):
             remove_leftovers(folder)
         self.writer.begin(ConfigRecord(config.plain()), facts, environment or EnvironmentRecord(), regions)
+        self.writer.data(data)
 
     def save_model(
         self, model: nn.Module, run: str, shape: tuple[int, ...] = (), task: str = "", classes: int = 0

@@ -90,6 +90,7 @@ def retrain(
     weight_decay: float | None = None,
     data: Path | None = None,
     quiet: bool = False,
+    data_changed: bool = False,
 ) -> list[Phase]:
     """Prune the network of a run and retrain it, in phases, each of which is a run folder in `out`.
 
@@ -99,6 +100,7 @@ def retrain(
         schedule: a key of SCHEDULES.
         weight_decay: None: that of the run.
         data: None: the folder that the run was trained on.
+        data_changed: resume also where the data are not those with which the retraining began.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("retrain runs in one process: start it without torchrun")
@@ -125,7 +127,8 @@ def retrain(
         config = original.model_copy(update={"name": name, "model": model, "method": method, "train": train})
         phase = RetrainingPhase(str(run.resolve()), removed, schedule, number, phases)
         folder = RetrainingPaths(out).phase(number)
-        result = fit(config, folder, source.data if data is None else data, quiet=quiet, phase=phase)
+        images = source.data if data is None else data
+        result = fit(config, folder, images, quiet=quiet, phase=phase, data_changed=data_changed)
         source = RunFolder(folder)
         finished.append(Phase(folder, removed, _zero_share(source.load_model()[0]), result))
     return finished

@@ -21,7 +21,7 @@ from sparsefw.models import MODELS, build, load_weights
 from sparsefw.optim import NonFiniteGradientError, SFWWarning
 from sparsefw.runfolder.parse import parse_spectra
 from sparsefw.runfolder.read import read_epochs
-from sparsefw.runfolder.schema import ResultRecord, RetrainingPhase, SweepJob
+from sparsefw.runfolder.schema import DataRecord, ResultRecord, RetrainingPhase, SweepJob
 from sparsefw.text import first_line
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
@@ -50,6 +50,7 @@ def fit(
     judge: Judge | None = None,
     phase: RetrainingPhase | None = None,
     job: SweepJob | None = None,
+    data_changed: bool = False,
 ) -> dict[str, Any]:
     """Train a configuration into a run folder, or resume the run that is there.
 
@@ -57,13 +58,14 @@ def fit(
         judge: called after every epoch; what it raises ends the training.
         phase: of the retraining that makes the run; recorded in its folder.
         job: of the sweep that makes the run; recorded in its folder.
+        data_changed: resume also where the data are not those with which the run began; recorded in its folder.
 
     Returns:
         The final metrics, as in result.json.
     """
     with processes(config.engine.device) as share:
         # A function of its own: when it returns, its network is gone, as `processes` requires.
-        return _fit(config, RunFolder(path), data_folder, share, quiet, judge, phase, job).to_json()
+        return _fit(config, RunFolder(path), data_folder, share, quiet, judge, phase, job, data_changed).to_json()
 
 
 def _fit(
@@ -75,6 +77,7 @@ def _fit(
     judge: Judge | None,
     phase: RetrainingPhase | None,
     job: SweepJob | None,
+    data_changed: bool,
 ) -> ResultRecord:
     with ExitStack() as claimed:
         finished = on_first(share, lambda: _claim(folder, config, claimed))
@@ -84,8 +87,9 @@ def _fit(
         with Display(config.name, quiet, share.rank == 0) as display:
             training = prepare(config, data_folder, display)
             facts = run_facts(config, training.task.metric, phase, job)
-            on_first(share, lambda: folder.begin(config, facts, environment_record(data_folder), training.regions))
-            _resume(training, folder, display)
+            data = _resume(training, folder, display, data_changed)
+            environment = environment_record(data_folder)
+            on_first(share, lambda: folder.begin(config, facts, data, environment, training.regions))
             with Recorder(folder, training, display, judge) as watcher:
                 _train(training, watcher)
             result = _finish(training, folder)
@@ -232,8 +236,8 @@ def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
     return f"{', '.join(parts)} images; {parameters:,} parameters; {steps:,} steps on {engine}"
 
 
-def _resume(training: Training, folder: RunFolder, display: Display) -> None:
-    """Load the newest whole checkpoint, the same in all processes."""
+def _resume(training: Training, folder: RunFolder, display: Display, data_changed: bool) -> DataRecord:
+    """Load the newest whole checkpoint, the same in all processes, and return the record of the data."""
     share = training.engine.share
     checkpoint, damaged = on_first(share, lambda: newest_checkpoint(folder.paths.checkpoints))
     for path in damaged:
@@ -245,13 +249,19 @@ def _resume(training: Training, folder: RunFolder, display: Display) -> None:
                 f"{checkpoint} belongs to another run: it was written with another configuration or seed; remove it to resume "
                 "from the one before, or to start again"
             )
+        now = training.data.fingerprint
+        data = on_first(share, lambda: folder.accepted_data(now, state["step"], data_changed))
         training.load(state)
+        if data.changes:
+            display.note(str(data.changes[-1]), warning=True)
         display.note(f"resuming from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
-    elif damaged:
+        return data
+    if damaged:
         display.note("no whole checkpoint is left: starting again", warning=True)
     elif on_first(share, folder.paths.metrics.exists):
         interval = f"engine.checkpoint_seconds={training.config.engine.checkpoint_seconds:g}"
         display.note(f"stopped before its first checkpoint ({interval}): starting again")
+    return DataRecord(training.data.fingerprint)
 
 
 def _finish(training: Training, folder: RunFolder) -> ResultRecord:

@@ -23,6 +23,7 @@ def retrain(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN-retrained.")] = None,
     data: options.RunDataOption = None,
+    data_changed: options.DataChangedOption = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -47,6 +48,7 @@ def retrain(
         phases=phases,
         weight_decay=weight_decay,
         data=data,
+        data_changed=data_changed,
         quiet=quiet,
     )
     print_outcome(outcome, json)
