@@ -19,7 +19,7 @@ from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.runfolder import Split
 from sparsefw.runfolder.schema import CurveRecord, CurveSettings, RecordedPoint, Size
-from sparsefw.train.config import EngineConfig, RunConfig
+from sparsefw.train.config import LEAST_CALIBRATION, EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import evaluate
@@ -77,6 +77,13 @@ class TrainedRun:
         task = task_for(data.task, data.classes, 0.0, data.ignore_label)
         return cls(folder, config, engine.place(model), data, task, engine)
 
+    def calibration_images(self, given: int | None) -> int:
+        """Return the number of calibration images: the given one, or that of the configuration."""
+        images = self.config.curve.calibration if given is None else given
+        if images < LEAST_CALIBRATION:
+            raise ConfigError(f"calibration={images}: must be at least {LEAST_CALIBRATION} images")
+        return images
+
     def calibration(self, images: int) -> Iterable[Tensor]:
         """Return batches of this many training images, without labels."""
         return self.data.train.sample(images)
@@ -110,7 +117,7 @@ class TrainedRun:
             how: further arguments of `sparsefw.curve`; calibration is the number of images here.
         """
         kind = self.config.curve_kind if kind is None else kind_of(kind)
-        images = how.pop("calibration", None) or self.config.curve.calibration
+        images = self.calibration_images(how.pop("calibration", None))
         measured = curve(
             self.model,
             kind,
@@ -134,7 +141,7 @@ class TrainedRun:
         target = how.get("target")
         if target is not None and Target.parse(target).metric == "drop":
             how["evaluate"] = self.metric(Split.VALIDATION)
-        return compress(self.model, calibration=self.calibration(calibration or self.config.curve.calibration), **how)
+        return compress(self.model, calibration=self.calibration(self.calibration_images(calibration)), **how)
 
 
 def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings) -> CurveRecord:
