@@ -167,10 +167,10 @@ def _claim(out: Path, request: RetrainingRequest) -> None:
 
 
 def _masked_weights(source: RunFolder, out: Path, phase: int, removed: float) -> Path:
-    """Return a file with the weights of a run, the smallest set to 0; written once, since the phase's configuration names it."""
-    file = RetrainingPaths(out).weights(phase)
-    if file.exists():
-        return file
+    """Write a file with the weights of a run, the smallest set to 0, and return its path.
+
+    It is written again where a killed phase is resumed: nothing else would notice that it was damaged meanwhile.
+    """
     model, _ = source.load_model()
     weights = _prunable(model)
     with torch.no_grad():
