@@ -139,6 +139,14 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(json_ready(data), indent=1, sort_keys=False, allow_nan=False) + "\n")
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON of a file that may hold anything; ValueError where it is none, or so deeply nested that Python gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its content is nested too deeply") from None
+
+
 def json_ready(value: Any) -> Any:
     """Return the value with text as keys, lists for tuples, text for paths, and None for NaN and infinity.
 

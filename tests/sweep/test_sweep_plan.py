@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.dataset_writers import idx_bytes, put
+from junk import NOT_JSON
 from sparsefw.cli import app
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.sweep import processes, supervisor, worker
@@ -120,6 +121,22 @@ def test_files_of_a_killed_process_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "sweep" / ".sweep.json.abc.new").touch()
     (tmp_path / "sweep" / "ledger.db-journal").touch()
     assert begin_sweep(tmp_path).folder == tmp_path / "sweep"
+
+
+@pytest.mark.parametrize("content", NOT_JSON)
+def test_a_folder_whose_identity_is_damaged_is_refused_in_one_line(tmp_path, content):
+    sweep = begin_sweep(tmp_path)
+    (sweep.folder / "sweep.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="holds files, but no sweep; choose another --out"):
+        begin_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 5000, b"SQLite format 3\0" + bytes(3000)], ids=["binary", "cut off"])
+def test_a_damaged_ledger_is_named_in_one_line(tmp_path, content):
+    (tmp_path / "ledger.db").write_bytes(content)
+    with pytest.raises(ValueError, match=r"storage sqlite:///\S+ledger\.db cannot be opened") as error:
+        begin_sweep(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_sweep_whose_first_process_died_before_it_wrote_the_plan_can_be_begun(tmp_path, monkeypatch):

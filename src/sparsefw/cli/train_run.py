@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, d
         f"{config.name}: {_metric_text(result)}; {result['images_per_second']:,.0f} images/s",
         *(f"warning: {text}" for text in result["warnings"]),
         str(picture),
-        f"{folder}: next, `sparsefw curve {folder}{trust}`",
+        f"{folder}: next, `sparsefw curve {shlex.quote(str(folder))}{trust}`",
     ]
     return Outcome({"run": folder, **result, "picture": picture}, "\n".join(lines))
 

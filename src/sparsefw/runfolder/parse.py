@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from sparsefw.kinds import RANK, kind_of
 from sparsefw.recovery_words import AUTO, PLAIN, REFIT
@@ -34,9 +34,17 @@ from sparsefw.runfolder.schema import (
 )
 from sparsefw.scalars import is_int, is_number
 
+T = TypeVar("T")
 Content = Mapping[str, Any]
 FORMER_SPECTRA = {"singular values": RANK.name}  # the key that earlier versions wrote
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # raised by content that does not follow the schema
+# Raised by content that does not follow the schema.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_IS_TYPE: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": is_int,
+    "float": is_number,
+}
 
 
 def number(value: Any) -> float | None:
@@ -49,19 +57,30 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
+def _checked(record: T) -> T:
+    """Return a record whose fields have the plain types that it declares; TypeError if one has not."""
+    for name, field in record.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        value = getattr(record, name)
+        if not _IS_TYPE.get(field.type, lambda value: True)(value):
+            raise TypeError(f"{name} is {value!r}, which is no {field.type}")
+    return record
+
+
 def parse_facts(content: Content) -> RunFacts:
     phase = content["phase"]
     job = content["job"]
-    return RunFacts(
-        name=str(content["name"]),
-        kind=RunKind(content["kind"]),
-        label=str(content["label"]),
-        family=str(content["family"]),
-        seed=int(content["seed"]),
-        metric=str(content["metric"]),
-        own_code=bool(content["own_code"]),
-        phase=None if phase is None else RetrainingPhase(**phase),
-        job=None if job is None else SweepJob(**job),
+    return _checked(
+        RunFacts(
+            name=content["name"],
+            kind=RunKind(content["kind"]),
+            label=content["label"],
+            family=content["family"],
+            seed=content["seed"],
+            metric=content["metric"],
+            own_code=content["own_code"],
+            phase=None if phase is None else _checked(RetrainingPhase(**phase)),
+            job=None if job is None else _checked(SweepJob(**job)),
+        )
     )
 
 
@@ -89,6 +108,8 @@ def parse_data(content: Content) -> DataRecord:
 
 
 def parse_epoch(content: Content) -> EpochRecord:
+    if not is_number(content["epoch"]):
+        raise TypeError(f"epoch is {content['epoch']!r}, which is no number")
     step = content.get("step")
     constraint = content.get("constraint")
     observed = content.get("observed")
@@ -213,4 +234,4 @@ def _spectrum(content: Content) -> Spectrum:
 
 
 def parse_retraining(content: Content) -> RetrainingRequest:
-    return RetrainingRequest(**content)
+    return _checked(RetrainingRequest(**content))

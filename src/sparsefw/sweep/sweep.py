@@ -10,7 +10,6 @@ results.json           the chosen configurations and their test figures
 from __future__ import annotations
 
 import functools
-import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import optuna
 
-from sparsefw.atomic_io import is_leftover, write_json
+from sparsefw.atomic_io import is_leftover, parse_json, write_json
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.runfolder import RunWriter
@@ -236,6 +235,6 @@ def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
 def _token_of_folder(folder: Path) -> str | None:
     """Return the token of the sweep that owns a folder; None if there is none."""
     try:
-        return str(json.loads((folder / IDENTITY_FILE).read_text())[TOKEN])
-    except (OSError, ValueError, KeyError):
+        return str(parse_json((folder / IDENTITY_FILE).read_text())[TOKEN])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
