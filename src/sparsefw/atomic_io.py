@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import math
 import os
@@ -98,6 +99,12 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def is_leftover(name: str) -> bool:
     """Return whether a file or folder of this name is a temporary one of this module.
 
@@ -130,6 +137,14 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file in one step, with null for NaN and infinity."""
     write_text(path, json.dumps(json_ready(data), indent=1, sort_keys=False, allow_nan=False) + "\n")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON of a file that may hold anything; ValueError where it is none, or so deeply nested that Python gives up."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its content is nested too deeply") from None
 
 
 def json_ready(value: Any) -> Any:

@@ -101,7 +101,7 @@ def test_linked_class_folders_and_odd_names(tmp_path):
     assert source.class_names == ("linked", "été 1")
     assert source.name(1).endswith("été 1/ein Bild.png")
     assert source.load(1).image.shape == (4, 5, 3)
-    assert source.fingerprint()
+    assert source.content_hash()
 
 
 def test_images_keep_their_own_sizes(tmp_path):

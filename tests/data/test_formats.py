@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from data.dataset_writers import FORMATS, write
 from sparsefw.data import DATASETS, DataError, Source, open_part
+from sparsefw.data.fingerprint import difference
+from sparsefw.data.image_source import FileSource
 
 CASES = [(name, form) for name, forms in FORMATS.items() for form in forms]
 # JPEG keeps the smooth pictures of the tests to within a few levels.
@@ -118,18 +120,21 @@ def test_names_are_different_and_name_the_file(case, tmp_path):
     assert all(str(tmp_path) in name for name in names)
 
 
-def test_fingerprint_follows_the_content_not_the_place(case, tmp_path):
+def test_fingerprints_and_hashes_follow_the_content_not_the_place(case, tmp_path):
     name, form = case
     for place in ("a", "b"):
         write(name, tmp_path / place, format=form)
     a, b = (open_part(name, tmp_path / place, "train") for place in "ab")
     assert a.fingerprint() == b.fingerprint()
-    if a.fingerprint() is None:
-        assert form in ("python", "python.tar.gz", "binary", "binary.tar.gz", "idx", "idx.gz")  # arrays already
-        return
     assert a.fingerprint() != open_part(name, tmp_path / "a", "test").fingerprint()
-    flip_a_byte(Path(b.name(0).split(" ")[0]))
-    assert a.fingerprint() != b.fingerprint()
+    if isinstance(a, FileSource):
+        assert a.content_hash() == b.content_hash()
+        assert a.content_hash() != open_part(name, tmp_path / "a", "test").content_hash()
+        flip_a_byte(Path(b.name(0).split(" ")[0]))
+        assert a.content_hash() != b.content_hash()
+        assert difference({"train": a.fingerprint()}, {"train": b.fingerprint()}) == (
+            "the train part has as many images, but other content"
+        )
 
 
 def flip_a_byte(path: Path) -> None:

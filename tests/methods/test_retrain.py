@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -149,15 +152,26 @@ def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):
         retrain(dense, tmp_path / "out", weights=0.9, epochs=2, phases=2, quiet=True)
     with pytest.raises(ConfigError, match=r"^weights=0.5: .* holds a retraining with weights=0.9"):
         retrain(dense, tmp_path / "out", weights=0.5, epochs=1, phases=2, quiet=True)
-    model = dense / "model.safetensors"
-    kept = model.read_bytes()
-    fit(RunFolder(dense).config.model_copy(update={"seed": 5}), tmp_path / "other", quiet=True)
-    model.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    request = tmp_path / "out" / "retrain.json"
+    kept = request.read_text()
+    request.write_text(json.dumps({**json.loads(kept), "run": "0" * 16}))
     with pytest.raises(ConfigError, match=r"^run=.* holds a retraining of another network"):
         retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, quiet=True)
-    model.write_bytes(kept)
+    request.write_text(kept)
     with pytest.raises(ConfigError, match=r"weight_decay"):
         retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, weight_decay=1e-3, quiet=True)
+
+
+def test_a_phase_starts_from_the_right_weights_even_if_their_file_was_damaged(dense, tmp_path):
+    first = retrain(dense, tmp_path / "out", weights=0.9, epochs=1, quiet=True)
+    weights = tmp_path / "out" / "phase-1.safetensors"
+    kept = weights.read_bytes()
+    model = (first[0].folder / "model.safetensors").read_bytes()
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 64]))
+    shutil.rmtree(first[0].folder)
+    again = retrain(dense, tmp_path / "out", weights=0.9, epochs=1, quiet=True)
+    assert weights.read_bytes() == kept
+    assert (again[0].folder / "model.safetensors").read_bytes() == model
 
 
 def test_folders_of_others_are_left_alone(dense, tmp_path):

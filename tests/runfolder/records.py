@@ -8,6 +8,7 @@ from sparsefw.runfolder.schema import (
     ConstraintFigures,
     CurveRecord,
     CurveSettings,
+    DataRecord,
     EnvironmentRecord,
     EpochFigures,
     EpochRecord,
@@ -45,6 +46,7 @@ CONFIG = ConfigRecord(
     }
 )
 ENVIRONMENT = EnvironmentRecord({"torch": "2.13.0"}, {"gpu": None}, "2026-11-18", {"version": "0.1.0"}, "/data")
+DATA = DataRecord({"train": {"images": 1400, "names": "ab"}, "test": {"images": 397, "names": "cd"}})
 EPOCHS = [
     EpochRecord(1, 10, 1.5, 100.0, 0.1, EpochFigures({"loss": 2.0, "accuracy": 10.0})),
     EpochRecord(
@@ -61,8 +63,8 @@ EPOCHS = [
         ),
     ),
 ]
-RESULT = ResultRecord("accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",))
-MODEL = ModelRecord("resnet_digits", {"width": 4}, (1, 8, 8), "classification", 10)
+RESULT = ResultRecord("accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",), "0" * 64)
+MODEL = ModelRecord("resnet_digits", {"width": 4}, (1, 8, 8), "classification", 10, "1" * 64)
 CURVE = CurveRecord(
     kind="filters",
     form="removed",

@@ -12,6 +12,7 @@ from runfolder.test_round_trip import write_whole_run
 from sparsefw.runfolder import EpochWriter, RunFolderError, RunKind, RunPaths, RunStatus, RunWriter, read_run
 from sparsefw.runfolder.read import (
     read_curve,
+    read_data,
     read_environment,
     read_epochs,
     read_facts,
@@ -85,6 +86,7 @@ def test_without_what_it_is_a_run_is_damaged(tmp_path, name):
     [
         ("run.json", read_facts),
         ("environment.json", read_environment),
+        ("data.json", read_data),
         ("result.json", read_result),
         ("curves/filters-removed.json", lambda folder: read_curve(folder, "filters", "removed")),
         ("model.safetensors", read_model_header),
@@ -103,8 +105,8 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, name, read):
 
 
 def test_what_is_not_there_is_none(tmp_path):
-    readers = (read_facts, read_environment, read_result, read_model_header, read_retraining)
-    assert [read(tmp_path) for read in readers] == [None] * 5
+    readers = (read_facts, read_environment, read_data, read_result, read_model_header, read_retraining)
+    assert [read(tmp_path) for read in readers] == [None] * 6
     assert read_epochs(tmp_path) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS, MODEL, REQUEST, RESULT, SPECTRA
+from runfolder.records import CONFIG, CURVE, DATA, ENVIRONMENT, EPOCHS, FACTS, MODEL, REQUEST, RESULT, SPECTRA
 from sparsefw import runfolder
 from sparsefw.runfolder import (
     EpochWriter,
@@ -27,6 +27,7 @@ from sparsefw.runfolder.files import MARKS, NAMES, is_declared
 from sparsefw.runfolder.read import (
     read_config,
     read_curve,
+    read_data,
     read_environment,
     read_epochs,
     read_facts,
@@ -35,6 +36,7 @@ from sparsefw.runfolder.read import (
     read_result,
     read_retraining,
 )
+from sparsefw.runfolder.schema import DataChange
 from sparsefw.runfolder.write import write_phase_weights, write_retraining
 
 
@@ -42,6 +44,7 @@ def write_whole_run(folder: Path) -> RunWriter:
     """A run folder with every record."""
     writer = RunWriter(folder)
     writer.begin(CONFIG, FACTS, ENVIRONMENT, "conv: filters")
+    writer.data(DATA)
     EpochWriter(folder, 0).append(*EPOCHS)
     writer.model({"weight": torch.ones(2)}, MODEL)
     writer.spectra(SPECTRA)
@@ -68,6 +71,7 @@ def test_every_file_can_be_read_alone(tmp_path):
     assert read_facts(tmp_path) == FACTS
     assert read_config(tmp_path) == CONFIG
     assert read_environment(tmp_path) == ENVIRONMENT
+    assert read_data(tmp_path) == DATA
     assert read_epochs(tmp_path) == EPOCHS
     assert read_result(tmp_path) == RESULT
     assert read_curve(tmp_path, "filters", "removed") == CURVE
@@ -75,6 +79,17 @@ def test_every_file_can_be_read_alone(tmp_path):
     assert read_model_header(tmp_path) == MODEL
     assert torch.equal(read_model_tensors(tmp_path)["weight"], torch.ones(2))
     assert RunPaths(tmp_path).regions.read_text() == "conv: filters\n"
+
+
+def test_accepted_changes_of_the_data_are_read_as_they_were_written_and_reported(tmp_path):
+    writer = write_whole_run(tmp_path)
+    changes = (DataChange("the test part has 3 images instead of 4", 1200), DataChange("there is no test part", None))
+    writer.data(replace(DATA, changes=changes))
+    assert read_data(tmp_path).changes == changes
+    assert set(read_run(tmp_path).problems) >= {
+        "other data were accepted from step 1,200 on: the test part has 3 images instead of 4",
+        "other data were accepted after the training: there is no test part",
+    }
 
 
 def test_a_retraining_is_read_as_it_was_written(tmp_path):
@@ -115,6 +130,7 @@ def test_what_is_forgotten_is_gone(tmp_path):
         "config.yaml",
         "curves",
         "curves-validation",
+        "data.json",
         "environment.json",
         "metrics.jsonl",
         "regions.txt",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 from typer.testing import CliRunner
 
+from data.dataset_writers import idx_bytes, put
+from junk import NOT_JSON
 from sparsefw.cli import app
 from sparsefw.config_base import ConfigError, parse
-from sparsefw.sweep import processes, supervisor
+from sparsefw.sweep import processes, supervisor, worker
 from sparsefw.sweep import sweep as sweep_module
 from sparsefw.sweep.grids import Grid, Range, load_grid
 from sparsefw.sweep.progress import duration_text
@@ -116,6 +121,22 @@ def test_files_of_a_killed_process_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "sweep" / ".sweep.json.abc.new").touch()
     (tmp_path / "sweep" / "ledger.db-journal").touch()
     assert begin_sweep(tmp_path).folder == tmp_path / "sweep"
+
+
+@pytest.mark.parametrize("content", NOT_JSON)
+def test_a_folder_whose_identity_is_damaged_is_refused_in_one_line(tmp_path, content):
+    sweep = begin_sweep(tmp_path)
+    (sweep.folder / "sweep.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="holds files, but no sweep; choose another --out"):
+        begin_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 5000, b"SQLite format 3\0" + bytes(3000)], ids=["binary", "cut off"])
+def test_a_damaged_ledger_is_named_in_one_line(tmp_path, content):
+    (tmp_path / "ledger.db").write_bytes(content)
+    with pytest.raises(ValueError, match=r"storage sqlite:///\S+ledger\.db cannot be opened") as error:
+        begin_sweep(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_a_sweep_whose_first_process_died_before_it_wrote_the_plan_can_be_begun(tmp_path, monkeypatch):
@@ -246,3 +267,29 @@ def test_workers_share_the_cores_unless_the_environment_says_otherwise(monkeypat
 def test_remaining_time_is_rounded():
     texts = [duration_text(seconds) for seconds in (0.0, 34.0, 89.0, 90.0, 3540.0, 7800.0)]
     assert texts == ["10 s", "30 s", "90 s", "2 min", "59 min", "2 h 10 min"]
+
+
+def write_digits(folder: Path, images: int) -> None:
+    """Images in the format of MNIST, in three classes."""
+    for prefix in ("train", "t10k"):
+        pixels = np.arange(images * 16, dtype=np.uint8).reshape(images, 4, 4)
+        put(folder / f"{prefix}-images-idx3-ubyte", idx_bytes(pixels))
+        put(folder / f"{prefix}-labels-idx1-ubyte", idx_bytes(np.arange(images, dtype=np.uint8) % 3))
+
+
+def test_every_worker_of_a_sweep_sees_the_same_data(tmp_path, monkeypatch):
+    """Otherwise its configurations could not be compared: there is no option to go on with others."""
+    write_digits(tmp_path / "data", 200)
+    write_digits(tmp_path / "other", 190)
+    plan = plan_of(tmp_path, GRID, changes=("data.name=mnist", "data.batch_size=50"))
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    for _ in range(2):
+        supervisor.begin_sweep(plan, url, tmp_path / "sweep", tmp_path / "data")
+    message = "the sweep tiny was begun with other data: the train part has 190 images instead of 200"
+    with pytest.raises(ConfigError, match=message):
+        supervisor.begin_sweep(plan, url, tmp_path / "sweep", tmp_path / "other")
+    assignment = {"url": url, "name": "tiny", "folder": str(tmp_path / "sweep"), "data": str(tmp_path / "other")}
+    monkeypatch.setenv(worker.WORKER_VARIABLE, json.dumps({**assignment, "parent": os.getppid()}))
+    with pytest.raises(SystemExit) as error:
+        worker.main()
+    assert error.value.code == worker.BAD_INPUT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import math
 import os
 from collections import OrderedDict
@@ -10,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
+from junk import DEEP, JUNK, NOT_JSON
 from sparsefw import atomic_io
+from sparsefw.config_base import ConfigError
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
 FLIPPED = "flipped"
@@ -34,6 +39,24 @@ def damage(path: Path, how: str) -> None:
 
 def round_trip(folder: Path, state: dict) -> dict:
     return load_checkpoint(save_checkpoint(folder, 1, state))
+
+
+def test_a_file_that_holds_something_else_is_named_in_one_line(tmp_path):
+    """Its name contains its hash, so that it counts as whole."""
+    contents = [*NOT_JSON, safetensors(None), safetensors({"state": DEEP})]
+    contents += [safetensors({"state": json.dumps(tree)}) for tree in (*JUNK, {"tensor": "7"}, {"dict": [[]]})]
+    for content in contents:
+        path = tmp_path / f"step-00000001-{hashlib.sha256(content).hexdigest()}.safetensors"
+        path.write_bytes(content)
+        assert newest_checkpoint(tmp_path) == (path, [])
+        with pytest.raises(ConfigError, match=r"step-\S+ is not a checkpoint of sparsefw") as error:
+            load_checkpoint(path)
+        assert "\n" not in str(error.value)
+        path.unlink()
+
+
+def safetensors(metadata: dict[str, str] | None) -> bytes:
+    return save({"0": torch.zeros(1)}, metadata)
 
 
 def test_nested_values_come_back_with_their_types_and_keys(tmp_path):

@@ -84,5 +84,5 @@ def test_a_folder_without_a_trained_network(tmp_path, run):
         finetuning(tmp_path, 1)
     config = (run / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(config)
-    with pytest.raises(ConfigError, match="has no trained model; `sparsefw train` again finishes"):
+    with pytest.raises(ConfigError, match="has no trained model yet; `sparsefw train` again finishes"):
         finetuning(tmp_path, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsefw.config_base import ConfigError
+from sparsefw.runfolder.schema import DataRecord
 from sparsefw.train import RunConfig, RunFolder, load_recipe, recipe_descriptions, recipes
 from sparsefw.train.facts import run_facts
 
@@ -37,7 +38,7 @@ def test_every_shipped_recipe_is_complete_says_what_it_is_about_and_survives_bei
     config = load_recipe(name)
     assert config.name == name
     assert recipe_descriptions()[name]
-    RunFolder(tmp_path).begin(config, run_facts(config, "accuracy"))
+    RunFolder(tmp_path).begin(config, run_facts(config, "accuracy"), DataRecord({}))
     assert RunFolder(tmp_path).config == config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -87,6 +88,6 @@ def _measure_curves(trained_runs: Mapping[str, TrainedRun], folder: Path, quiet:
 
 
 def _next_commands(folder: Path) -> str:
-    commands = {command.format(run=folder): about for command, about in NEXT_COMMANDS.items()}
+    commands = {command.format(run=shlex.quote(str(folder))): about for command, about in NEXT_COMMANDS.items()}
     width = max(map(len, commands))
     return "\n".join(["What to type next:", *(f"  {command:{width}}   {about}" for command, about in commands.items())])

@@ -20,6 +20,13 @@ RunDataOption = Annotated[
         "--data", help="Folder with the files of the data set. Default: the one of the training.", show_default=False
     ),
 ]
+DataChangedOption = Annotated[
+    bool,
+    typer.Option(
+        "--data-changed",
+        help="Go on although the data are not those that the run began with, and record that in the run.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SetOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def results_text(results: Mapping[str, Any], folder: Path) -> str:
         lines += [f"failed: {name} {job}: {error}" for job, error in row["failed"].items()]
     if any(row["failed"] for row in rows.values()):
         lines.append("see error.txt in the folder of a failed job; the same command with --retry tries it again")
-    lines.append(f"{folder}: next, `sparsefw report {folder} -o {folder}/report.html`")
+    page = shlex.quote(str(folder / "report.html"))
+    lines.append(f"{folder}: next, `sparsefw report {shlex.quote(str(folder))} -o {page}`")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from sparsefw.train.config import RunConfig
 from sparsefw.train.retrain import retrain
 
 
-def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, trust: bool = False) -> Outcome:
+def train_run(
+    config: RunConfig, folder: Path, data: Path | None, quiet: bool, trust: bool = False, data_changed: bool = False
+) -> Outcome:
     """Train into a run folder, and draw a picture of the training."""
-    result = fit(config, folder, data, trust=trust, quiet=quiet)
+    result = fit(config, folder, data, trust=trust, quiet=quiet, data_changed=data_changed)
     if not is_first_process():
         return Outcome(result, "")
     picture, _ = save_figure(run_figure(read_run(folder)), RunPaths(folder).picture)
@@ -26,7 +29,7 @@ def train_run(config: RunConfig, folder: Path, data: Path | None, quiet: bool, t
         f"{config.name}: {_metric_text(result)}; {result['images_per_second']:,.0f} images/s",
         *(f"warning: {text}" for text in result["warnings"]),
         str(picture),
-        f"{folder}: next, `sparsefw curve {folder}{flag}`",
+        f"{folder}: next, `sparsefw curve {shlex.quote(str(folder))}{flag}`",
     ]
     return Outcome({"run": folder, **result, "picture": picture}, "\n".join(lines))
 

@@ -10,9 +10,8 @@ from typing import final
 
 import numpy as np
 
-from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.image_source import Item, Source
+from sparsefw.data.image_source import FileSource, Item
 from sparsefw.data.images import check_same_size, decode_labels, decode_rgb, read_bytes
 
 IGNORE = 255
@@ -46,7 +45,7 @@ _LABELS = "gtFine"
 
 
 @final
-class CityscapesSource(Source):
+class CityscapesSource(FileSource):
     """Pairs of leftImg8bit/PART/CITY/NAME_leftImg8bit.png and gtFine/PART/CITY/NAME_gtFine_labelIds.png."""
 
     def __init__(self, root: Path, part: str) -> None:
@@ -74,9 +73,15 @@ class CityscapesSource(Source):
     def name(self, i: int) -> str:
         return str(self._root / self._scenes[i])
 
-    def fingerprint(self) -> str:
-        paths = (path for i in range(len(self)) for path in (self._root / self._scenes[i], self._labels(i)))
-        return content_hash(("cityscapes",), ((str(path.relative_to(self._root)), path) for path in paths))
+    def facts(self) -> tuple[object, ...]:
+        return ("cityscapes",)
+
+    def file_count(self) -> int:
+        return 2 * len(self)
+
+    def file(self, i: int) -> tuple[str, Path]:
+        path = self._labels(i // 2) if i % 2 else self._root / self._scenes[i // 2]
+        return str(path.relative_to(self._root)), path
 
     def _labels(self, i: int) -> Path:
         scene = self._scenes[i].removeprefix(_IMAGES).removesuffix(f"_{_IMAGES}.png")

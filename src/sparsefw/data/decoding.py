@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsefw.data.cache_entries import content_hash, replaced_entry
 from sparsefw.data.errors import DataError
-from sparsefw.data.image_source import ArraySource, Item, Source
+from sparsefw.data.image_source import ArraySource, FileSource, Item, Source
 
 _FILES = ("images.npy", "targets.npy")
 _IMAGES_WORTH_PROCESSES = 512  # fewer are decoded sooner than processes are started
@@ -68,8 +68,7 @@ def decode_images(
     """
     if isinstance(source, ArraySource):
         return DecodedImages(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2)), source.targets)
-    key = None if cache is None else source.fingerprint()
-    entry = None if cache is None or key is None else cache / key
+    entry = cache / source.content_hash() if cache is not None and isinstance(source, FileSource) else None
     arrays = None if entry is None else _read_entry(entry)
     if arrays is None:
         arrays = _decode(source, workers, on_corrupt)

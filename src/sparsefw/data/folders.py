@@ -9,9 +9,8 @@ from typing import final
 
 import numpy as np
 
-from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.image_source import Item, Source
+from sparsefw.data.image_source import FileSource, Item
 from sparsefw.data.images import decode_rgb, is_image, read_bytes
 
 # Possible names of the test part; the first that exists is used.
@@ -19,7 +18,7 @@ TEST_FOLDERS = ("test", "val", "validation", "valid")
 
 
 @final
-class FolderSource(Source):
+class FolderSource(FileSource):
     """Image files, by their paths relative to `root`, each with a class."""
 
     def __init__(
@@ -46,9 +45,14 @@ class FolderSource(Source):
     def name(self, i: int) -> str:
         return str(self._root / self._file(i))
 
-    def fingerprint(self) -> str:
-        files = ((f"{self._file(i)} {self._labels[i]}", self._root / self._file(i)) for i in range(len(self)))
-        return content_hash(("folder", self.classes), files)
+    def facts(self) -> tuple[object, ...]:
+        return ("folder", self.classes)
+
+    def file_count(self) -> int:
+        return len(self)
+
+    def file(self, i: int) -> tuple[str, Path]:
+        return f"{self._file(i)} {self._labels[i]}", self._root / self._file(i)
 
     def _file(self, i: int) -> str:
         return os.fsdecode(bytes(self._files[i]))

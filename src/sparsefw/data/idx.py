@@ -64,6 +64,8 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{path} is damaged: {error}") from None
+    if not data:
+        raise DataError(f"{path} is empty")
     start = 4 + 4 * axes
     if data[:4] != bytes((0, 0, 8, axes)) or len(data) < start:
         raise DataError(

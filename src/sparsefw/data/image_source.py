@@ -10,7 +10,9 @@ from typing import final
 
 import numpy as np
 
+from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
+from sparsefw.data.fingerprint import PartFingerprint, arrays_fingerprint, files_fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,32 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def fingerprint(self) -> str | None:
-        """Return a hash of everything that decoding depends on; None where there is nothing to decode."""
+    def fingerprint(self) -> PartFingerprint:
+        """Return what shows that the images have changed; it does not depend on the folder of the data set."""
+
+
+class FileSource(Source):
+    """Images that are decoded from files."""
+
+    @abstractmethod
+    def facts(self) -> tuple[object, ...]:
+        """Return what the images and targets depend on beside the names and contents of the files."""
+
+    @abstractmethod
+    def file_count(self) -> int: ...
+
+    @abstractmethod
+    def file(self, i: int) -> tuple[str, Path]:
+        """Return the name of file i in the data set, with the targets that are not in the file, and its path."""
+
+    @final
+    def fingerprint(self) -> PartFingerprint:
+        return files_fingerprint(len(self), self.classes, self.facts(), self.file_count(), self.file)
+
+    @final
+    def content_hash(self) -> str:
+        """Return a hash of everything that decoding depends on; this reads all files."""
+        return content_hash(self.facts(), (self.file(i) for i in range(self.file_count())))
 
 
 @final
@@ -89,8 +115,8 @@ class ArraySource(Source):
     def name(self, i: int) -> str:
         return f"{self.origin}: image {i}"
 
-    def fingerprint(self) -> None:
-        return None
+    def fingerprint(self) -> PartFingerprint:
+        return arrays_fingerprint(self.images, self.targets, self.classes)
 
 
 @dataclass(frozen=True)

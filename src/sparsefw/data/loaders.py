@@ -16,6 +16,7 @@ from sparsefw.data.batches import BatchSettings, DataPart, Normaliser, Share, sp
 from sparsefw.data.data_folder import find_data_folder
 from sparsefw.data.decoding import decode_images
 from sparsefw.data.errors import DataError
+from sparsefw.data.fingerprint import Fingerprint
 from sparsefw.data.folders import TEST_FOLDERS, subfolders
 from sparsefw.data.image_source import Source
 from sparsefw.data.noise import Noise
@@ -68,7 +69,10 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Data:
-    """An opened data set. `validation` and `test` are None where there are no such images."""
+    """An opened data set. `validation` and `test` are None where there are no such images.
+
+    fingerprint    of every part of the files
+    """
 
     train: DataPart
     validation: DataPart | None
@@ -77,6 +81,7 @@ class Data:
     classes: int
     shape: tuple[int, int, int]
     ignore_label: int | None
+    fingerprint: Fingerprint
 
     @property
     def skipped(self) -> int:
@@ -143,9 +148,13 @@ def open_data(
             f"data.batch_size={config.batch_size}: {info.name} has {len(kept)} images to train on; take at most that"
         )
     validation = part_of(train_source, train_images, held_out) if len(held_out) else None
+    sources = {"train": train_source}
     if has_validation and config.validation:
-        validation = whole(info.open(folder, "val", cache))
+        sources["validation"] = info.open(folder, "val", cache)
+        validation = whole(sources["validation"])
     test_source = _open_test_part(info, folder, cache)
+    if test_source is not None:
+        sources["test"] = test_source
     return Data(
         train=part_of(train_source, train_images, kept),
         validation=validation,
@@ -154,6 +163,7 @@ def open_data(
         classes=train_source.classes,
         shape=shape,
         ignore_label=info.ignore_label,
+        fingerprint={part: source.fingerprint() for part, source in sources.items()},
     )
 
 

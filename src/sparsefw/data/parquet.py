@@ -11,9 +11,8 @@ from typing import Any, final
 
 import numpy as np
 
-from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.errors import DataError
-from sparsefw.data.image_source import Format, Item, Source, checked_class
+from sparsefw.data.image_source import FileSource, Format, Item, checked_class
 from sparsefw.data.images import check_same_size, decode_labels, decode_rgb
 from sparsefw.data.shards import find_shards
 from sparsefw.text import one_line
@@ -48,7 +47,7 @@ class RowGroups:
 
 
 @final
-class ParquetSource(Source):
+class ParquetSource(FileSource):
     """Rows of one or more Parquet files.
 
     Args:
@@ -111,10 +110,15 @@ class ParquetSource(Source):
     def blocks(self) -> list[range]:
         return [range(a, b) for a, b in zip(self._starts, self._starts[1:], strict=False) if b > a]
 
-    def fingerprint(self) -> str:
+    def facts(self) -> tuple[object, ...]:
         class_of_id = None if self._class_of_id is None else self._class_of_id.tolist()
-        facts = ("parquet", self.classes, self._image, self._target, class_of_id)
-        return content_hash(facts, ((path.name, path) for path in self._files))
+        return ("parquet", self.classes, self._image, self._target, class_of_id)
+
+    def file_count(self) -> int:
+        return len(self._files)
+
+    def file(self, i: int) -> tuple[str, Path]:
+        return self._files[i].name, self._files[i]
 
     def _group(self, i: int) -> int:
         if not 0 <= i < len(self):

@@ -14,9 +14,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 from sparsefw.atomic_io import replaced_file
-from sparsefw.data.cache_entries import VERSION, content_hash
+from sparsefw.data.cache_entries import VERSION
 from sparsefw.data.errors import DataError
-from sparsefw.data.image_source import Item, Source, checked_class
+from sparsefw.data.image_source import FileSource, Item, checked_class
 from sparsefw.data.images import decode_rgb, is_image
 from sparsefw.data.shards import find_shards
 
@@ -34,7 +34,7 @@ class Index(NamedTuple):
 
 
 @final
-class TarSource(Source):
+class TarSource(FileSource):
     """The images of a list of tars, read by an index."""
 
     def __init__(self, files: Sequence[Path], index: Index, classes: int) -> None:
@@ -65,8 +65,17 @@ class TarSource(Source):
         bounds = [0, *(np.flatnonzero(np.diff(self._index.shard)) + 1).tolist(), len(self)]
         return [range(start, end) for start, end in itertools.pairwise(bounds)]
 
-    def fingerprint(self) -> str:
-        return content_hash(("tar", self.classes), ((path.name, path) for path in self._files))
+    def facts(self) -> tuple[object, ...]:
+        places = hashlib.sha256()
+        for column in (self._index.shard, self._index.offset, self._index.size, self._index.label):
+            places.update(column.astype(np.int64).tobytes())
+        return ("tar", self.classes, places.hexdigest())
+
+    def file_count(self) -> int:
+        return len(self._files)
+
+    def file(self, i: int) -> tuple[str, Path]:
+        return self._files[i].name, self._files[i]
 
 
 def present(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from sparsefw.geometry import SpectralBall
 from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.optim import SFW, Diameter, Rule, constrain
+from sparsefw.optim.radius import LARGEST_W, LEAST_W
 
 
 @register
@@ -34,7 +35,7 @@ class Scion(Method):
     removes: ClassVar[Kind | None] = RANK
 
     name: Literal["scion"] = "scion"
-    w: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    w: float = Field(default=1.0, ge=LEAST_W, le=LARGEST_W)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
         rule = Rule("*weight", kind=SpectralBall, w=self.w, types=RANK.layers)

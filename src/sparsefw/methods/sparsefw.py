@@ -22,7 +22,7 @@ from sparsefw.methods.region_rules import coupled_filters, rules_for_other_tenso
 from sparsefw.methods.region_schedule import RegionSchedule
 from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
 from sparsefw.optim.defaults import is_normalised
-from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
+from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W, MOMENTUM
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
 
 PAPER_K = 0.2
@@ -76,10 +76,10 @@ class SparseFW(Method):
     renewals: float | None = Field(default=None, gt=0, le=MOST_RENEWALS)
     k: int | float | None = None
     rescale: Literal["horizon", "gradient", "fast_gradient", "diameter", "none"] = "horizon"
-    w: float | None = Field(default=None, gt=0)
+    w: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
     gauge: Literal["k-support", "k-sparse"] = "k-support"
     anneal: bool = False
-    w_start: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    w_start: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
     over: float = Field(default=0.5, gt=0, le=1)
     coupled: bool | None = None
     everything: bool = False

@@ -216,5 +216,6 @@ def _read_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes raise many types of errors, and refused code one of them
-        reason = f"is damaged, or holds more than tensors, which is never read: {first_line(error)}"
+        # Of torch's message only the first sentence: the others advise to run what the file holds.
+        reason = f"is damaged, or holds more than tensors, which is never read: {first_line(error).split('. ')[0]}"
         raise ValueError(f"{path}: {reason}") from None

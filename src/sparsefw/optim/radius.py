@@ -27,11 +27,15 @@ LARGEST_GROWTH = 8.0
 # A weight whose norm is below this share of the default starts near zero on purpose, such as the last of a residual branch.
 _NEARLY_ZERO = 0.01
 
+# Beyond these sizes, the outputs of a layer vanish beside the eps of a norm, or their squares overflow: nothing is learned.
+LEAST_W = 1e-4
+LARGEST_W = 1e4
+
 # The paper's CIFAR-10 runs: 100 epochs of 391 steps with w around 20. Under its gradient rule the decay adds up over steps, so
 # shorter trainings need smaller regions; no grid of the paper goes beyond 50.
 _PAPER_STEPS = 39_000
 _PAPER_W = 20.0
-_LARGEST_W = 50.0
+_LARGEST_DEFAULT_W = 50.0
 _UNNORMALISED_W = 3.0  # at least this in a network without normalisation layers
 _DRAWS = 20
 
@@ -93,7 +97,7 @@ def default_w(steps: int, normalised: bool = True, kind: Kind | str | None = Non
     least = 0.0 if kind is None else kind_of(kind).least_w
     if not normalised:
         least = _UNNORMALISED_W
-    return max(least, min(_PAPER_W * int(steps) / _PAPER_STEPS, _LARGEST_W))
+    return max(least, min(_PAPER_W * int(steps) / _PAPER_STEPS, _LARGEST_DEFAULT_W))
 
 
 def initial_norm(module: nn.Module, name: str, parameter: Tensor) -> float:

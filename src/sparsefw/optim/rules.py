@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsefw.geometry import Ball, View
 from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, Kind, kind_of
 from sparsefw.layer_types import output_axis
-from sparsefw.optim.radius import FROM_WEIGHTS
+from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W
 from sparsefw.text import did_you_mean
 
 RegionMaker = Callable[..., Ball]
@@ -72,6 +72,11 @@ class Rule:
         for name, value in sizes.items():
             if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
                 raise ValueError(f"{label}: {name} must be a positive, finite number, got {value!r}")
+        if isinstance(self.w, (int, float)) and not LEAST_W <= self.w <= LARGEST_W:
+            raise ValueError(
+                f"{label}: w must be between {LEAST_W:g} and {LARGEST_W:g}, got {self.w!r}; it is in units of the default "
+                "initialisation, and 1 to 100 are usual"
+            )
 
     def matches(self, name: str) -> bool:
         """Whether a parameter of this name is meant."""

@@ -117,7 +117,7 @@ def training_chart(runs: Sequence[Run], style: Style | None = None) -> Chart:
         if lines[-1].solid == validated and (end := lines[-1].last_point("epoch")):
             ends[name] = end[1]
     split = "validation" if validated else "training"
-    metric = METRIC_NAMES[trained[0].metric]
+    metric = METRIC_NAMES.get(trained[0].metric, trained[0].metric)
     return Chart(
         tuple(lines),
         EPOCH_AXES,
@@ -165,7 +165,7 @@ def run_charts(run: Run) -> list[Chart]:
     green, pink, orange = (blue._replace(colour=colour) for colour in LINE_COLOURS[1:4])
     measured = line("validation", "validation", blue) + line("train", "training", blue, solid=False)
     shares = line("decayed", "decayed", green) + line("compressible", "compressible", orange)
-    metric = METRIC_NAMES[run.metric]
+    metric = METRIC_NAMES.get(run.metric, run.metric)
     end = measured[0].last_point("epoch") if measured else None
     title = f"{run.name}: {percent(end[1])} {measured[0].label} {metric}" if end else run.name
     charts = [Chart(tuple(measured), EPOCH_AXES, metric, title=title, marked=few)]

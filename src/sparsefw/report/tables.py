@@ -144,7 +144,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Tabulate the runs: their dense metric in percent, their time and status. Columns without content are left out."""
-    metrics = {METRIC_NAMES[run.metric] for run in runs}
+    metrics = {METRIC_NAMES.get(run.metric, run.metric) for run in runs}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
     columns = [_run_columns(run, metric) for run in runs]
     one_task = len({run.task for run in runs}) == 1

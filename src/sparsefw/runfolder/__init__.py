@@ -5,6 +5,7 @@
     run.json             what the run is: method, seed, metric, whether it was retrained, its job in a sweep
     config.yaml          the whole configuration
     environment.json     versions, hardware, date, version of the code, folder of the data
+    data.json            the fingerprint of the data, and the changes of them that were accepted
     regions.txt          which layer is constrained to which region, and which layers are left out
     metrics.jsonl        one line per epoch; where validation was due, also how far the constraint has come
     checkpoints/         only during training; train/checkpoint.py knows their content

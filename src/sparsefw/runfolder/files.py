@@ -11,6 +11,7 @@ NAMES = (
     "run.json",
     "config.yaml",
     "environment.json",
+    "data.json",
     "regions.txt",
     "metrics.jsonl",
     "checkpoints/",
@@ -56,6 +57,10 @@ class RunPaths:
     @property
     def environment(self) -> Path:
         return self.folder / "environment.json"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data.json"
 
     @property
     def regions(self) -> Path:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from sparsefw.kinds import RANK, kind_of
 from sparsefw.recovery_words import AUTO, PLAIN, REFIT
@@ -13,6 +13,8 @@ from sparsefw.runfolder.schema import (
     ConstraintFigures,
     CurveRecord,
     CurveSettings,
+    DataChange,
+    DataRecord,
     EnvironmentRecord,
     EpochFigures,
     EpochRecord,
@@ -30,11 +32,19 @@ from sparsefw.runfolder.schema import (
     Spectrum,
     SweepJob,
 )
-from sparsefw.scalars import is_number
+from sparsefw.scalars import is_int, is_number
 
+T = TypeVar("T")
 Content = Mapping[str, Any]
 FORMER_SPECTRA = {"singular values": RANK.name}  # the key that earlier versions wrote
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError)  # raised by content that does not follow the schema
+# Raised by content that does not follow the schema.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+_IS_TYPE: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": is_int,
+    "float": is_number,
+}
 
 
 def number(value: Any) -> float | None:
@@ -47,18 +57,29 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else math.nan
 
 
+def _checked(record: T) -> T:
+    """Return a record whose fields have the plain types that it declares; TypeError if one has not."""
+    for name, field in record.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        value = getattr(record, name)
+        if not _IS_TYPE.get(field.type, lambda value: True)(value):
+            raise TypeError(f"{name} is {value!r}, which is no {field.type}")
+    return record
+
+
 def parse_facts(content: Content) -> RunFacts:
     phase = content["phase"]
     job = content["job"]
-    return RunFacts(
-        name=str(content["name"]),
-        kind=RunKind(content["kind"]),
-        label=str(content["label"]),
-        family=str(content["family"]),
-        seed=int(content["seed"]),
-        metric=str(content["metric"]),
-        phase=None if phase is None else RetrainingPhase(**phase),
-        job=None if job is None else SweepJob(**job),
+    return _checked(
+        RunFacts(
+            name=content["name"],
+            kind=RunKind(content["kind"]),
+            label=content["label"],
+            family=content["family"],
+            seed=content["seed"],
+            metric=content["metric"],
+            phase=None if phase is None else _checked(RetrainingPhase(**phase)),
+            job=None if job is None else _checked(SweepJob(**job)),
+        )
     )
 
 
@@ -74,7 +95,20 @@ def parse_environment(content: Content) -> EnvironmentRecord:
     )
 
 
+def parse_data(content: Content) -> DataRecord:
+    fingerprint = {
+        str(part): {str(key): value if is_int(value) else str(value) for key, value in properties.items()}
+        for part, properties in content["fingerprint"].items()
+    }
+    changes = [DataChange(str(change["what"]), change["step"]) for change in content["changes"]]
+    if not all(change.step is None or is_int(change.step) for change in changes):
+        raise ValueError("a step is not an integer")
+    return DataRecord(fingerprint, tuple(changes))
+
+
 def parse_epoch(content: Content) -> EpochRecord:
+    if not is_number(content["epoch"]):
+        raise TypeError(f"epoch is {content['epoch']!r}, which is no number")
     step = content.get("step")
     constraint = content.get("constraint")
     observed = content.get("observed")
@@ -117,6 +151,7 @@ def parse_result(content: Content) -> ResultRecord:
         images_per_second=number(content.get("images_per_second")),
         skipped_images=int(content.get("skipped_images", 0)),
         warnings=tuple(map(str, content.get("warnings", ()))),
+        model=None if content.get("model") is None else str(content["model"]),
     )
 
 
@@ -128,6 +163,7 @@ def parse_model(content: Content) -> ModelRecord:
         shape=tuple(map(int, content["shape"])),
         task=str(content["task"]),
         classes=int(content["classes"]),
+        run=str(content["run"]),
     )
 
 
@@ -197,4 +233,4 @@ def _spectrum(content: Content) -> Spectrum:
 
 
 def parse_retraining(content: Content) -> RetrainingRequest:
-    return RetrainingRequest(**content)
+    return _checked(RetrainingRequest(**content))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
+from sparsefw.atomic_io import parse_json
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
 from sparsefw.runfolder.parse import (
     MALFORMED,
-    number,
     parse_curve,
+    parse_data,
     parse_environment,
     parse_epoch,
     parse_facts,
@@ -27,6 +27,7 @@ from sparsefw.runfolder.parse import (
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     CurveRecord,
+    DataRecord,
     EnvironmentRecord,
     EpochRecord,
     ModelRecord,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is installed, is ten times as fast
+LONG = 8192  # characters: several times those of any configuration
 
 T = TypeVar("T")
 
@@ -123,6 +125,8 @@ def read_run(folder: Path) -> RunRecord:
         problems.append(f"unfinished: no {paths.result.name}" if failure is None else f"failed: {failure}")
     epochs = _whole_lines(paths.metrics, problems)
     environment = _tolerated(lambda: read_environment(folder), problems)
+    data = _tolerated(lambda: read_data(folder), problems)
+    problems += [str(change) for change in (() if data is None else data.changes)]
     curves = _all_curves(paths, problems)
     spectra = _tolerated(lambda: _read(paths.spectra, parse_spectra, "does not hold spectra"), problems)
     spectra = spectra or SpectraRecord()
@@ -145,12 +149,14 @@ def read_config(folder: Path) -> ConfigRecord:
     """Read config.yaml; RunFolderError if it is missing or damaged."""
     path = RunPaths(folder).config
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        text = path.read_text(encoding="utf-8")
+        # libyaml overruns the stack of the process where a file is nested deeply, which takes a long one.
+        values = yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
     except FileNotFoundError:
         raise RunFolderError(folder, f"{path.name} is missing") from None
     except OSError as error:
         raise RunFolderError(folder, f"{path.name} cannot be read ({error.strerror})") from None
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         raise RunFolderError(folder, f"{path.name} cannot be read (it is not YAML)") from None
     method = values.get("method") if isinstance(values, dict) else None
     if not isinstance(method, dict) or "name" not in method:
@@ -166,6 +172,11 @@ def read_facts(folder: Path) -> RunFacts | None:
 def read_environment(folder: Path) -> EnvironmentRecord | None:
     """Read environment.json; None if it is missing, RunFolderError if it is damaged."""
     return _read(RunPaths(folder).environment, parse_environment, "is not an environment")
+
+
+def read_data(folder: Path) -> DataRecord | None:
+    """Read data.json; None if it is missing, RunFolderError if it is damaged."""
+    return _read(RunPaths(folder).data, parse_data, "is not a record of data")
 
 
 def read_epochs(folder: Path) -> list[EpochRecord]:
@@ -192,7 +203,7 @@ def read_model_header(folder: Path) -> ModelRecord | None:
         return None
     try:
         with safe_open(str(path), framework="pt") as file:
-            return parse_model(json.loads(file.metadata()["sparsefw"]))
+            return parse_model(parse_json(file.metadata()["sparsefw"]))
     except (SafetensorError, *MALFORMED) as error:
         raise RunFolderError(folder, f"{path.name} is damaged: {error}") from None
 
@@ -216,7 +227,7 @@ def read_retraining(folder: Path) -> RetrainingRequest | None:
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], T], reason: str) -> T | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -261,12 +272,7 @@ def _whole_lines(path: Path, problems: list[str]) -> list[EpochRecord]:
 
 def _line(text: str) -> EpochRecord | None:
     try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or number(content.get("epoch")) is None:
-        return None
-    try:
+        content = parse_json(text)
         return parse_epoch(content)
     except MALFORMED:
         return None

@@ -134,6 +134,36 @@ class EnvironmentRecord:
 
 
 @dataclass(frozen=True)
+class DataChange:
+    """A change of the data that was accepted by --data-changed.
+
+    what    what had changed
+    step    of the training, which went on with the changed data; None: they were read after the training
+    """
+
+    what: str
+    step: int | None
+
+    def __str__(self) -> str:
+        when = "after the training" if self.step is None else f"from step {self.step:,} on"
+        return f"other data were accepted {when}: {self.what}"
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """data.json.
+
+    fingerprint    of every part of the data: of the images that the training read last
+    """
+
+    fingerprint: Mapping[str, Mapping[str, int | str]]
+    changes: tuple[DataChange, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ConstraintFigures:
     """How far the constraint has come, over all constrained weights.
 
@@ -191,7 +221,11 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """result.json: the metrics of the trained network. seconds: spent in training steps. Fields that the file lacks are None."""
+    """result.json: the metrics of the trained network. Fields that the file lacks are None.
+
+    seconds    spent in training steps
+    model      SHA-256 of model.safetensors
+    """
 
     metric: str
     validation: Figures | None
@@ -201,6 +235,7 @@ class ResultRecord:
     images_per_second: float | None = None
     skipped_images: int = 0
     warnings: tuple[str, ...] = ()
+    model: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "warnings": list(self.warnings)}
@@ -208,17 +243,19 @@ class ResultRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The header of model.safetensors: the network's name and arguments, and the data it was trained on."""
+    """The header of model.safetensors: the network's name and arguments, the data it was trained on, the identity of its run."""
 
     name: str
     arguments: Mapping[str, Any]
     shape: tuple[int, ...]
     task: str
     classes: int
+    run: str
 
     def to_json(self) -> dict[str, Any]:
         built_from = {"name": self.name, "arguments": dict(self.arguments)}
-        return {"shape": list(self.shape), "task": self.task, "classes": self.classes, "model": built_from}
+        data = {"shape": list(self.shape), "task": self.task, "classes": self.classes}
+        return {**data, "model": built_from, "run": self.run}
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from sparsefw.atomic_io import replaced_file, write_json, write_text
+from sparsefw.atomic_io import file_digest, replaced_file, write_json, write_text
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split
 from sparsefw.runfolder.read import RunFolderError, read_epochs, read_facts
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     CurveRecord,
+    DataRecord,
     EnvironmentRecord,
     EpochRecord,
     ModelRecord,
@@ -60,11 +61,16 @@ class RunWriter:
         except RunFolderError:
             return False
 
-    def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> None:
+    def data(self, record: DataRecord) -> None:
+        write_json(self.paths.data, record.to_json())
+
+    def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> str:
+        """Write the network, and return the SHA-256 of its file, which belongs into the result."""
         from safetensors.torch import save_file
 
         with replaced_file(self.paths.model) as aside:
             save_file(dict(tensors), str(aside), {"sparsefw": json.dumps(record.to_json())})
+        return file_digest(self.paths.model)
 
     def spectra(self, record: SpectraRecord) -> None:
         write_json(self.paths.spectra, record.to_json())

@@ -24,7 +24,7 @@ from sparsefw.sweep.progress import ProgressReporter
 from sparsefw.sweep.results import sweep_results
 from sparsefw.sweep.sweep import Sweep
 from sparsefw.sweep.sweep_plan import SweepPlan
-from sparsefw.sweep.worker import BAD_INPUT, WORKER_VARIABLE, check_data
+from sparsefw.sweep.worker import BAD_INPUT, WORKER_VARIABLE, data_fingerprint
 
 POLL_SECONDS = 0.5
 SECONDS_BETWEEN_STOP_SIGNALS = 20.0  # a worker may need some to write a checkpoint
@@ -34,9 +34,11 @@ MAX_SHORT_LIVES = 10
 
 
 def begin_sweep(plan: SweepPlan, url: str, folder: Path, data: Path | None, trust: bool = False) -> Sweep:
-    """Begin a sweep, or continue it if it was begun before; refuse if its data set is not on this machine."""
-    check_data(plan, data)
-    return Sweep.begin(plan, url, folder, trust)
+    """Begin a sweep, or continue it if it was begun before; refuse if its data set is not on this machine, or has changed."""
+    fingerprint = data_fingerprint(plan, data)
+    sweep = Sweep.begin(plan, url, folder, trust)
+    sweep.check_data(fingerprint)
+    return sweep
 
 
 def run_sweep(

@@ -10,7 +10,6 @@ results.json           the chosen configurations and their test figures
 from __future__ import annotations
 
 import functools
-import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,8 +19,9 @@ from typing import Any
 
 import optuna
 
-from sparsefw.atomic_io import is_leftover, write_json
+from sparsefw.atomic_io import is_leftover, parse_json, write_json
 from sparsefw.config_base import ConfigError, parse
+from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.runfolder import RunWriter
 from sparsefw.sweep.files import IDENTITY_FILE, LEDGER_FILE, run_folder, sweep_folder_of
 from sparsefw.sweep.jobs import Job, JobState
@@ -32,6 +32,7 @@ from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
 SWEEP = "sweep"  # the attribute of an Optuna study that holds the plan, the token and the home folder of a sweep
+DATA = "data"  # the attribute that holds the fingerprint of its data
 PLAN = "plan"
 TOKEN = "token"
 HOME = "home"
@@ -109,6 +110,17 @@ class Sweep:
             raise ConfigError(f"{self.folder} holds files, but no sweep; choose another --out")
         identity = {TOKEN: self.token, "name": self.plan.name, "storage": url_without_password(url)}
         write_json(self.folder / IDENTITY_FILE, identity)
+
+    def check_data(self, now: Fingerprint) -> None:
+        """Record the data of the sweep, or refuse others: all trainings must see the same, or they could not be compared."""
+        study = optuna.load_study(study_name=self.plan.name, storage=self.storage)
+        if DATA not in study.user_attrs:
+            study.set_user_attr(DATA, now)
+        what = difference(study.user_attrs[DATA], now)
+        if what is not None:
+            raise ConfigError(
+                f"the sweep {self.plan.name} was begun with other data: {what}; give those by --data, or begin another sweep"
+            )
 
     @functools.cache  # noqa: B019  (sweeps are few and live as long as their process)
     def configuration_ledger(self, row: str) -> Ledger:
@@ -236,6 +248,6 @@ def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
 def _token_of_folder(folder: Path) -> str | None:
     """Return the token of the sweep that owns a folder; None if there is none."""
     try:
-        return str(json.loads((folder / IDENTITY_FILE).read_text())[TOKEN])
-    except (OSError, ValueError, KeyError):
+        return str(parse_json((folder / IDENTITY_FILE).read_text())[TOKEN])
+    except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -19,6 +19,7 @@ import torch
 
 from sparsefw.atomic_io import json_ready
 from sparsefw.compression import Curve, curve
+from sparsefw.data.fingerprint import Fingerprint
 from sparsefw.data.loaders import open_data
 from sparsefw.errors import Interrupted
 from sparsefw.own_code import search_current_folder
@@ -269,10 +270,10 @@ class PruningCheck:
             raise Pruned(value)
 
 
-def check_data(plan: SweepPlan, data: Path | None) -> None:
-    """Raise if the data set of a sweep is not on this machine, before a job is claimed that would fail because of it."""
+def data_fingerprint(plan: SweepPlan, data: Path | None) -> Fingerprint:
+    """Open the data set of a sweep, before a job is claimed that would fail because it is not on this machine."""
     config = plan.example(plan.rows[0])
-    open_data(config.data, data, device=torch.device("cpu"), seed=config.seed)
+    return open_data(config.data, data, device=torch.device("cpu"), seed=config.seed).fingerprint
 
 
 def main() -> None:
@@ -283,7 +284,7 @@ def main() -> None:
         if assignment["trust"]:
             search_current_folder()
         sweep = Sweep.join(assignment["url"], assignment["name"], Path(assignment["folder"]), assignment["trust"])
-        check_data(sweep.plan, data)
+        sweep.check_data(data_fingerprint(sweep.plan, data))
     except StorageUnreachable as error:
         sys.exit(f"error: {error}")  # with exit code 1: the supervisor starts another worker
     except ValueError as error:

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.atomic_io import replaced_file
+from sparsefw.atomic_io import file_digest, parse_json, replaced_file
+from sparsefw.config_base import ConfigError
+from sparsefw.text import one_line
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
 
@@ -48,9 +50,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
     """Return the newest whole checkpoint, None if there is none, and the newer ones that are damaged, which are kept."""
     damaged: list[Path] = []
     for _, path in _files(folder):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if path.name.endswith(f"{digest}.safetensors"):
+        if path.name.endswith(f"{file_digest(path)}.safetensors"):
             return path, damaged
         damaged.append(path)
     return None, damaged
@@ -62,13 +62,19 @@ def newest_step(folder: Path) -> int:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state that `save_checkpoint` was given."""
-    from safetensors import safe_open
+    """Return the state that `save_checkpoint` was given; ConfigError if the file holds something else."""
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(str(path), framework="pt") as file:
-        tree = json.loads(file.metadata()["state"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-    return dict(_decoded(tree, tensors))
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tree = parse_json(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        state = _decoded(tree, tensors)
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__} instead of a dictionary")
+        return state
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a checkpoint of sparsefw: {one_line(error)}; remove it") from None
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

@@ -16,6 +16,8 @@ from sparsefw.methods import SGD, Method, method_from, with_code
 from sparsefw.models import require_trusted_network
 from sparsefw.train.schedule import Schedule
 
+LEAST_CALIBRATION = 2  # images: a single one has no variance, which BatchNorm statistics need
+
 
 class WeightsConfig(Section):
     """Weights to start from.
@@ -142,7 +144,7 @@ class CurveConfig(Section):
 
     kind: KindName | None = None
     at: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    calibration: int = Field(default=4096, ge=2)
+    calibration: int = Field(default=4096, ge=LEAST_CALIBRATION)
 
     @model_validator(mode="after")
     def _fractions(self) -> Self:

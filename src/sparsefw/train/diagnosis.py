@@ -64,10 +64,12 @@ class Trouble:
 
 
 def epochs_of(records: Iterable[EpochRecord]) -> list[Epoch]:
-    """Return the figures of recorded epochs."""
+    """Return the figures of recorded epochs; lines that lost their loss say nothing."""
     epochs = []
     for record in records:
         train = record.figures.train
+        if "loss" not in train:
+            continue
         constraint = record.figures.constraint or ConstraintFigures()
         epochs.append(
             Epoch(

@@ -19,7 +19,7 @@ from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.runfolder import Split
 from sparsefw.runfolder.schema import CurveRecord, CurveSettings, RecordedPoint, Size
-from sparsefw.train.config import EngineConfig, RunConfig
+from sparsefw.train.config import LEAST_CALIBRATION, EngineConfig, RunConfig
 from sparsefw.train.engine import Engine, engine_for
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.loop import evaluate
@@ -40,12 +40,20 @@ class TrainedRun:
     engine: Engine
 
     @classmethod
-    def open(cls, path: Path, data_folder: Path | None = None, device: str = "auto", trust: bool = False) -> TrainedRun:
+    def open(
+        cls,
+        path: Path,
+        data_folder: Path | None = None,
+        device: str = "auto",
+        trust: bool = False,
+        data_changed: bool = False,
+    ) -> TrainedRun:
         """Open a run folder whose training is over.
 
         Args:
             data_folder: None: the one that the run was trained on.
             trust: whether Python code that makes the network may be imported, which runs it.
+            data_changed: go on also where the data are not those of the training; recorded in the folder.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("curves and compression run in one process: start them without torchrun")
@@ -63,8 +71,18 @@ class TrainedRun:
             channels_last=engine.channels_last,
             workers=engine.workers,
         )
+        record = folder.accepted_data(data.fingerprint, None, data_changed)
+        if data_changed:
+            folder.writer.data(record)
         task = task_for(data.task, data.classes, 0.0, data.ignore_label)
         return cls(folder, config, engine.place(model), data, task, engine)
+
+    def calibration_images(self, given: int | None) -> int:
+        """Return the number of calibration images: the given one, or that of the configuration."""
+        images = self.config.curve.calibration if given is None else given
+        if images < LEAST_CALIBRATION:
+            raise ConfigError(f"calibration={images}: must be at least {LEAST_CALIBRATION} images")
+        return images
 
     def calibration(self, images: int) -> Iterable[Tensor]:
         """Return batches of this many training images, without labels."""
@@ -99,7 +117,7 @@ class TrainedRun:
             how: further arguments of `sparsefw.curve`; calibration is the number of images here.
         """
         kind = self.config.curve_kind if kind is None else kind_of(kind)
-        images = how.pop("calibration", None) or self.config.curve.calibration
+        images = self.calibration_images(how.pop("calibration", None))
         measured = curve(
             self.model,
             kind,
@@ -123,7 +141,7 @@ class TrainedRun:
         target = how.get("target")
         if target is not None and Target.parse(target).metric == "drop":
             how["evaluate"] = self.metric(Split.VALIDATION)
-        return compress(self.model, calibration=self.calibration(calibration or self.config.curve.calibration), **how)
+        return compress(self.model, calibration=self.calibration(self.calibration_images(calibration)), **how)
 
 
 def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings) -> CurveRecord:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparsefw.config_base import ConfigError, parse
-from sparsefw.runfolder import RunPaths
 from sparsefw.train.config import RunConfig
 from sparsefw.train.folder import RunFolder
 from sparsefw.train.recipes import with_changes
@@ -26,14 +25,12 @@ def finetuning(run: Path, epochs: int, kind: str | None = None, changes: Sequenc
     """
     folder = RunFolder(run)
     original = folder.config
-    weights = RunPaths(run).model
-    if not weights.is_file():
-        raise ConfigError(f"{run} has no trained model; `sparsefw train` again finishes its training")
+    folder.check_model()
     if epochs < 1:
         raise ConfigError(f"epochs={epochs}: must be at least 1")
     values = original.plain()
     values["name"] = f"{original.name}-finetuned"
-    values["model"]["weights"] = {"file": str(weights.resolve())}
+    values["model"]["weights"] = {"file": str(folder.paths.model.resolve())}
     train = original.train
     rest_lr = None if train.rest_lr is None else train.rest_lr * LR_SHARE
     values["train"] |= {

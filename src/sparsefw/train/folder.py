@@ -6,8 +6,11 @@ Files and their contents are those of `sparsefw.runfolder`; this module adds the
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,13 +19,15 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from sparsefw.atomic_io import is_leftover, remove_leftovers
+from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
 from sparsefw.config_base import ConfigError, flatten, parse
+from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.methods.base import UnknownMethod
 from sparsefw.models import build_named
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
 from sparsefw.runfolder.read import (
     read_config,
+    read_data,
     read_environment,
     read_facts,
     read_model_header,
@@ -30,7 +35,7 @@ from sparsefw.runfolder.read import (
     read_result,
     read_retraining,
 )
-from sparsefw.runfolder.schema import ConfigRecord, EnvironmentRecord, ModelRecord, ResultRecord
+from sparsefw.runfolder.schema import ConfigRecord, DataChange, DataRecord, EnvironmentRecord, ModelRecord, ResultRecord
 from sparsefw.train.config import RunConfig
 
 # Settings that may change between a start and a resume: where and how fast a run is trained, and how it is evaluated.
@@ -153,21 +158,89 @@ class RunFolder:
                     "choose another --out, or remove the folder"
                 )
 
+    def accepted_data(self, now: Fingerprint, step: int | None, changed: bool) -> DataRecord:
+        """Return the record of the data with which the run goes on; ConfigError unless they are its own.
+
+        Args:
+            now: the fingerprint of the data that are there.
+            step: at which the training goes on; None: it is over.
+            changed: accept data that have changed, and record that.
+        """
+        record = read_data(self.path)
+        if record is None:
+            what: str | None = f"{self.paths.data.name}, which describes its data, is missing"
+            record = DataRecord(now)
+        else:
+            what = difference(record.fingerprint, now)
+        if what is None:
+            return record
+        if not changed:
+            raise ConfigError(
+                f"{self.path}: {what}; give the data of the training by --data, or add --data-changed to go on with these"
+            )
+        classes = [fingerprint.get("train", {}).get("classes") for fingerprint in (record.fingerprint, now)]
+        if classes[0] != classes[1]:
+            raise ConfigError(f"{self.path}: its network has {classes[0]} classes, the data have {classes[1]}")
+        change = DataChange(what, step)
+        changes = record.changes if change in record.changes else (*record.changes, change)
+        return DataRecord(record.fingerprint if step is None else now, changes)
+
     def begin(
-        self, config: RunConfig, facts: RunFacts, environment: EnvironmentRecord | None = None, regions: str = ""
+        self,
+        config: RunConfig,
+        facts: RunFacts,
+        data: DataRecord,
+        environment: EnvironmentRecord | None = None,
+        regions: str = "",
     ) -> None:
         """Record what the run is, and remove the remains of files that a kill interrupted."""
         for folder in (self.path, self.paths.checkpoints):
             remove_leftovers(folder)
         self.writer.begin(ConfigRecord(config.plain()), facts, environment or EnvironmentRecord(), regions)
+        self.writer.data(data)
 
-    def save_model(self, model: nn.Module, shape: tuple[int, ...] = (), task: str = "", classes: int = 0) -> None:
-        """Write the network, with its name and arguments and the shape, task and classes of its data."""
+    def save_model(
+        self, model: nn.Module, run: str, shape: tuple[int, ...] = (), task: str = "", classes: int = 0
+    ) -> str:
+        """Write the network, with its name and arguments and the shape, task and classes of its data; return its SHA-256.
+
+        Args:
+            run: the identity of the run.
+        """
         tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
         built_from: Any = model.built_from
-        self.writer.model(
-            tensors, ModelRecord(built_from["name"], built_from["arguments"], tuple(shape), task, classes)
+        return self.writer.model(
+            tensors, ModelRecord(built_from["name"], built_from["arguments"], tuple(shape), task, classes, run)
         )
+
+    def check_model(self) -> ModelRecord:
+        """Return the header of the network; ConfigError unless it is the one that the result of this run was measured on."""
+        paths = self.paths
+        result = self.result
+        if result is None:
+            raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again finishes its training")
+        if not paths.model.exists():
+            facts = self.facts
+            if facts is not None and facts.job is not None:
+                raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
+            raise ConfigError(f"{paths.model} is missing; restore it, or remove {paths.result.name} and train again")
+        if file_digest(paths.model) != result.model:
+            raise ConfigError(
+                f"{paths.model} is damaged, or belongs to another run: its SHA-256 is not the one in {paths.result.name}; "
+                f"restore it, or remove {shlex.quote(str(self.path))} and train again"
+            )
+        record = read_model_header(self.path)
+        if record is None or record.run != self.identity:
+            raise ConfigError(
+                f"{paths.model} belongs to another run: it was trained with another configuration or seed than "
+                f"{paths.config.name} has; restore the files of this run"
+            )
+        return record
+
+    @property
+    def identity(self) -> str:
+        """What binds checkpoints and the network to this run."""
+        return identity_of(read_config(self.path))
 
     def load_model(self, trust: bool = False) -> tuple[nn.Module, ModelRecord]:
         """Build the trained network.
@@ -175,11 +248,7 @@ class RunFolder:
         Args:
             trust: whether Python code that makes the network may be imported, which runs it.
         """
-        record = read_model_header(self.path)
-        if record is None:
-            if self.result is not None:
-                raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
-            raise ConfigError(f"{self.path} has no trained model yet; `sparsefw train` again resumes it")
+        record = self.check_model()
         model = build_named(record.name, record.arguments, trust=trust, field=f"{self.path}: model.name")
         model.load_state_dict(read_model_tensors(self.path))
         return model.eval(), record
@@ -196,3 +265,20 @@ class RunFolder:
         """Remove the result of a training whose network is gone: such a training is not over."""
         if self.path.is_dir() and not self.paths.model.exists():
             self.writer.forget_result()
+
+
+def identity_of(config: ConfigRecord) -> str:
+    """Return a hash of the configuration, the seed included, without the settings that may change between start and resume.
+
+    It binds a checkpoint and a network to their run.
+    """
+    settings = flatten(config.values).items()
+    kept = {key: value for key, value in settings if value is not None and not MAY_CHANGE.match(key)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_weights(file: Path) -> None:
+    """Check a file of weights that is the network of a run, as load_model does; any other file is left to its reader."""
+    folder = RunFolder(file.parent)
+    if file.name == folder.paths.model.name and folder.paths.config.is_file():
+        folder.check_model()

@@ -26,12 +26,13 @@ from sparsefw.data.loaders import Data
 from sparsefw.methods import Batch
 from sparsefw.optim import SFW
 from sparsefw.randomness import generator
-from sparsefw.runfolder.schema import EpochFigures, ObservedFigures
+from sparsefw.runfolder.schema import ConfigRecord, EpochFigures, ObservedFigures
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
 from sparsefw.train.constraint_progress import constraint_figures
 from sparsefw.train.engine import Engine, of_all_processes
+from sparsefw.train.folder import identity_of
 from sparsefw.train.sizes import OverSizes
 from sparsefw.train.tasks import Task
 
@@ -81,6 +82,11 @@ class Training:
         """The number of epochs that have ended."""
         return self.step // self.steps_per_epoch
 
+    @property
+    def identity(self) -> str:
+        """What binds checkpoints and the network to this run."""
+        return identity_of(ConfigRecord(self.config.plain()))
+
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint. Weights and momenta are the same in all processes, metrics so far are not."""
         return {
@@ -91,6 +97,7 @@ class Training:
             "sums": of_all_processes(self.engine, self.sums),
             "norms": self.norms,
             "sizes": None if self.sizes is None else self.sizes.state,
+            "run": self.identity,
             "step": self.step,
             "seconds": self.clock.seconds(),
         }

@@ -9,7 +9,6 @@ and trains with these masks (methods/masked.py). Each phase is an ordinary run: 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparsefw.atomic_io import file_digest
 from sparsefw.compression.structure.masks import global_masks
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.kinds import WEIGHTS
@@ -91,6 +91,7 @@ def retrain(
     data: Path | None = None,
     trust: bool = False,
     quiet: bool = False,
+    data_changed: bool = False,
 ) -> list[Phase]:
     """Prune the network of a run and retrain it, in phases, each of which is a run folder in `out`.
 
@@ -101,6 +102,7 @@ def retrain(
         weight_decay: None: that of the run.
         data: None: the folder that the run was trained on.
         trust: whether Python code that makes the run's network may be imported, which runs it.
+        data_changed: resume also where the data are not those with which the retraining began.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("retrain runs in one process: start it without torchrun")
@@ -116,7 +118,7 @@ def retrain(
     zeros = _zero_share(source.load_model(trust)[0])
     if zeros >= 1 - (1 - weights) ** (1 / phases):
         raise ConfigError(f"weights={weights:g} in {phases} phases: {zeros:.2%} of the weights of {run} are 0 already")
-    _claim(out, RetrainingRequest(_digest(source), weights, epochs, schedule, phases))
+    _claim(out, RetrainingRequest(file_digest(source.paths.model)[:16], weights, epochs, schedule, phases))
     finished: list[Phase] = []
     for number in range(1, phases + 1):
         removed = 1 - (1 - weights) ** (number / phases)
@@ -127,7 +129,8 @@ def retrain(
         config = original.model_copy(update={"name": name, "model": model, "method": method, "train": train})
         phase = RetrainingPhase(str(run.resolve()), removed, schedule, number, phases)
         folder = RetrainingPaths(out).phase(number)
-        result = fit(config, folder, source.data if data is None else data, trust=trust, quiet=quiet, phase=phase)
+        images = source.data if data is None else data
+        result = fit(config, folder, images, trust=trust, quiet=quiet, phase=phase, data_changed=data_changed)
         source = RunFolder(folder)
         finished.append(Phase(folder, removed, _zero_share(source.load_model(trust)[0]), result))
     return finished
@@ -165,17 +168,11 @@ def _claim(out: Path, request: RetrainingRequest) -> None:
             raise ConfigError(f"{key}={value}: {out} holds a retraining {other}; choose another --out")
 
 
-def _digest(run: RunFolder) -> str:
-    """Return a digest of the trained weights: a run that was trained again is another one."""
-    with run.paths.model.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
 def _masked_weights(source: RunFolder, out: Path, phase: int, removed: float, trust: bool) -> Path:
-    """Return a file with the weights of a run, the smallest set to 0; written once, since the phase's configuration names it."""
-    file = RetrainingPaths(out).weights(phase)
-    if file.exists():
-        return file
+    """Write a file with the weights of a run, the smallest set to 0, and return its path.
+
+    It is written again where a killed phase is resumed: nothing else would notice that it was damaged meanwhile.
+    """
     model, _ = source.load_model(trust)
     weights = _prunable(model)
     with torch.no_grad():

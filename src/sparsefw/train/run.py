@@ -22,7 +22,7 @@ from sparsefw.models import MODELS, build_named, load_weights
 from sparsefw.optim import NonFiniteGradientError, SFWWarning
 from sparsefw.runfolder.parse import parse_spectra
 from sparsefw.runfolder.read import read_epochs
-from sparsefw.runfolder.schema import ResultRecord, RetrainingPhase, SweepJob
+from sparsefw.runfolder.schema import DataRecord, ResultRecord, RetrainingPhase, SweepJob
 from sparsefw.text import first_line
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
@@ -31,7 +31,7 @@ from sparsefw.train.diagnosis import epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
 from sparsefw.train.facts import environment_record, run_facts
-from sparsefw.train.folder import RunFolder
+from sparsefw.train.folder import RunFolder, check_weights
 from sparsefw.train.loop import Rates, Training, Watcher, evaluate, evaluated_model, train
 from sparsefw.train.recorder import Judge, Recorder, aim_of
 from sparsefw.train.sizes import OverSizes
@@ -52,6 +52,7 @@ def fit(
     judge: Judge | None = None,
     phase: RetrainingPhase | None = None,
     job: SweepJob | None = None,
+    data_changed: bool = False,
 ) -> dict[str, Any]:
     """Train a configuration into a run folder, or resume the run that is there.
 
@@ -60,6 +61,7 @@ def fit(
         judge: called after every epoch; what it raises ends the training.
         phase: of the retraining that makes the run; recorded in its folder.
         job: of the sweep that makes the run; recorded in its folder.
+        data_changed: resume also where the data are not those with which the run began; recorded in its folder.
 
     Returns:
         The final metrics, as in result.json.
@@ -67,7 +69,7 @@ def fit(
     with processes(config.engine.device) as share:
         # A function of its own: when it returns, its network is gone, as `processes` requires.
         return _fit(
-            config.with_code(trust), RunFolder(path), data_folder, share, trust, quiet, judge, phase, job
+            config.with_code(trust), RunFolder(path), data_folder, share, trust, quiet, judge, phase, job, data_changed
         ).to_json()
 
 
@@ -81,6 +83,7 @@ def _fit(
     judge: Judge | None,
     phase: RetrainingPhase | None,
     job: SweepJob | None,
+    data_changed: bool,
 ) -> ResultRecord:
     with ExitStack() as claimed:
         finished = on_first(share, lambda: _claim(folder, config, claimed))
@@ -90,8 +93,9 @@ def _fit(
         with Display(config.name, quiet, share.rank == 0) as display:
             training = prepare(config, data_folder, display, trust)
             facts = run_facts(config, training.task.metric, phase, job)
-            on_first(share, lambda: folder.begin(config, facts, environment_record(data_folder), training.regions))
-            _resume(training, folder, display)
+            data = _resume(training, folder, display, data_changed)
+            environment = environment_record(data_folder)
+            on_first(share, lambda: folder.begin(config, facts, data, environment, training.regions))
             with Recorder(folder, training, display, judge) as watcher:
                 _train(training, watcher)
             result = _finish(training, folder)
@@ -119,6 +123,7 @@ def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> ResultRe
     folder.check(config)
     result = folder.result
     if result is not None:
+        folder.check_model()
         folder.forget_checkpoints()  # a kill may have prevented that
     return result
 
@@ -217,6 +222,7 @@ def build_model(config: RunConfig, data: Data, display: Display, trust: bool) ->
             arguments.setdefault(argument, value)
     model = build_named(name, arguments, trust=trust)
     if (weights := config.model.weights) is not None:
+        check_weights(weights.file)
         display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
     return model
 
@@ -244,20 +250,32 @@ def _summary(data: Data, model: nn.Module, steps: int, engine: Engine) -> str:
     return f"{', '.join(parts)} images; {parameters:,} parameters; {steps:,} steps on {engine}"
 
 
-def _resume(training: Training, folder: RunFolder, display: Display) -> None:
-    """Load the newest whole checkpoint, the same in all processes."""
+def _resume(training: Training, folder: RunFolder, display: Display, data_changed: bool) -> DataRecord:
+    """Load the newest whole checkpoint, the same in all processes, and return the record of the data."""
     share = training.engine.share
     checkpoint, damaged = on_first(share, lambda: newest_checkpoint(folder.paths.checkpoints))
     for path in damaged:
         display.note(f"{path} is damaged: its content is not what was written", warning=True)
     if checkpoint is not None:
-        training.load(load_checkpoint(checkpoint))
+        state = load_checkpoint(checkpoint)
+        if state.get("run") != training.identity:
+            raise ConfigError(
+                f"{checkpoint} belongs to another run: it was written with another configuration or seed; remove it to resume "
+                "from the one before, or to start again"
+            )
+        now = training.data.fingerprint
+        data = on_first(share, lambda: folder.accepted_data(now, state["step"], data_changed))
+        training.load(state)
+        if data.changes:
+            display.note(str(data.changes[-1]), warning=True)
         display.note(f"resuming from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
-    elif damaged:
+        return data
+    if damaged:
         display.note("no whole checkpoint is left: starting again", warning=True)
     elif on_first(share, folder.paths.metrics.exists):
         interval = f"engine.checkpoint_seconds={training.config.engine.checkpoint_seconds:g}"
         display.note(f"stopped before its first checkpoint ({interval}): starting again")
+    return DataRecord(training.data.fingerprint)
 
 
 def _finish(training: Training, folder: RunFolder) -> ResultRecord:
@@ -281,9 +299,12 @@ def _finish(training: Training, folder: RunFolder) -> ResultRecord:
         images_per_second=statistics.median(rates) if rates else overall_rate,
         skipped_images=t.data.skipped,
         warnings=tuple(trouble.text for trouble in troubles(aim_of(t), epochs_of(epochs))),
+        model=on_first(
+            t.engine.share,
+            lambda: folder.save_model(model, t.identity, t.data.shape, t.data.task, t.data.classes),
+        ),
     )
     if t.engine.share.rank == 0:
-        folder.save_model(model, t.data.shape, t.data.task, t.data.classes)
         folder.writer.spectra(parse_spectra(spectra(model)))
         folder.finish(result)
     return result

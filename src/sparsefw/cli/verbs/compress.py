@@ -37,6 +37,7 @@ def compress(
     calibration: options.CalibrationOption = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
     data: options.RunDataOption = None,
+    data_changed: options.DataChangedOption = False,
     device: options.DeviceOption = "auto",
     trust: options.TrustOption = False,
     json: options.JsonOption = False,
@@ -67,5 +68,5 @@ def compress(
         progress=False if quiet else None,
         **parse_amounts(removed, target),
     )
-    trained = TrainedRun.open(run, data, device, trust)
+    trained = TrainedRun.open(run, data, device, trust, data_changed)
     print_outcome(compress_run(trained, RunPaths(run).small if out is None else out, onnx, settings), json)

@@ -31,6 +31,7 @@ def curve(
     calibration: options.CalibrationOption = None,
     latency: Annotated[bool, typer.Option("--latency", help="Also measure milliseconds per call.")] = False,
     data: options.RunDataOption = None,
+    data_changed: options.DataChangedOption = False,
     device: options.DeviceOption = "auto",
     trust: options.TrustOption = False,
     json: options.JsonOption = False,
@@ -50,5 +51,5 @@ def curve(
 
     settings = dict(score=score, allocation=allocation, refit=options.parse_refit(refit), calibration=calibration)
     settings |= dict(latency=latency, progress=False if quiet else None)
-    trained = TrainedRun.open(run, data, device, trust)
+    trained = TrainedRun.open(run, data, device, trust, data_changed)
     print_outcome(curve_run(trained, run, kind, options.parse_numbers(at, "--at"), form, split, settings), json)

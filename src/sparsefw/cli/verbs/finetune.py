@@ -22,6 +22,7 @@ def finetune(
         Path | None, typer.Option("--out", "-o", help="Run folder to write. Default: RUN-finetuned.")
     ] = None,
     data: options.RunDataOption = None,
+    data_changed: options.DataChangedOption = False,
     set_: options.SetOption = None,
     trust: options.TrustOption = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole configuration, and stop.")] = False,
@@ -49,4 +50,5 @@ def finetune(
     if show:
         return print_outcome(Outcome(config.plain(), config_yaml(ConfigRecord(config.plain())).rstrip()), json)
     folder = run.with_name(f"{run.name}-finetuned") if out is None else out
-    return print_outcome(train_run(config, folder, RunFolder(run).data if data is None else data, quiet, trust), json)
+    data = RunFolder(run).data if data is None else data
+    return print_outcome(train_run(config, folder, data, quiet, trust, data_changed), json)

@@ -24,6 +24,7 @@ def retrain(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN-retrained.")] = None,
     data: options.RunDataOption = None,
     trust: options.TrustOption = False,
+    data_changed: options.DataChangedOption = False,
     json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -49,6 +50,7 @@ def retrain(
         weight_decay=weight_decay,
         data=data,
         trust=trust,
+        data_changed=data_changed,
         quiet=quiet,
     )
     print_outcome(outcome, json)

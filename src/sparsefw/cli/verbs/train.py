@@ -18,6 +18,7 @@ def train(
         Path | None, typer.Option("--out", "-o", help="Run folder to write. Default: runs/RECIPE-seedN.")
     ] = None,
     data: options.DataOption = None,
+    data_changed: options.DataChangedOption = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the training. Default: the recipe's.")] = None,
     set_: options.SetOption = None,
     trust: options.TrustOption = False,
@@ -45,4 +46,4 @@ def train(
     if show:
         return print_outcome(Outcome(config.plain(), config_yaml(ConfigRecord(config.plain())).rstrip()), json)
     folder = Path("runs") / f"{config.name}-seed{config.seed}" if out is None else out
-    return print_outcome(train_run(config, folder, data, quiet, trust), json)
+    return print_outcome(train_run(config, folder, data, quiet, trust, data_changed), json)

@@ -184,7 +184,7 @@ class ElasticFolder:
     def _macs(self, small: nn.Module) -> int:
         try:
             return macs_by_shapes(small, self.header["input"])
-        except (ValueError, RuntimeError, TypeError) as error:
+        except (ValueError, RuntimeError, TypeError, ZeroDivisionError) as error:
             raise ArtifactError(f"{self.path / 'plan.json'}: its input does not fit: {first_line(error)}") from None
 
     def _statistics(self, point: Point) -> Statistics:

@@ -56,7 +56,7 @@ def digest_of(header: Mapping[str, Any]) -> str:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return atomic_io.parse_json(path.read_text())
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing: not an artifact, or an incomplete copy of one") from None
     except (ValueError, OSError) as error:

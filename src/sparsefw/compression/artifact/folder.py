@@ -41,10 +41,12 @@ from sparsefw.compression.metric import as_number
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
 from sparsefw.models import build_registered
+from sparsefw.scalars import is_int
 from sparsefw.text import first_line
 
 ONE_SIZE_FORMAT = "sparsefw-artifact"
 SCHEMA = 1
+LARGEST_COST = 2**63  # of a certificate that is believed
 Constructor = Callable[[], nn.Module]
 _MISFITS = (
     AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, ValueError, StopIteration,
@@ -107,8 +109,14 @@ def loaded(folder: Path, model: nn.Module, plan: Plan, certificate: Any) -> Comp
     try:
         dense = Costs(**certificate["costs"]["dense"])
         small = Costs(**certificate["costs"]["compressed"])
+        if not all(
+            is_int(value) and 0 <= value < LARGEST_COST for size in (dense, small) for value in asdict(size).values()
+        ):
+            raise TypeError
     except (KeyError, TypeError):
-        raise ArtifactError(f"{folder}: its certificate states no costs") from None
+        raise ArtifactError(
+            f"{folder / 'certificate.json'} states no costs: counts of parameters, MACs and bytes"
+        ) from None
     return Compressed(model, plan, dense, small, certificate=certificate)
 
 
@@ -167,8 +175,8 @@ def dense_architecture(folder: Path, record: Any, constructor: Constructor | Non
     try:
         with torch.device("meta"):
             return build_registered(record)
-    except ValueError as error:
-        raise ArtifactError(f"{folder / 'plan.json'}: {error}") from None
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise ArtifactError(f"{folder / 'plan.json'}: {first_line(error)}") from None
 
 
 @contextlib.contextmanager
@@ -201,16 +209,31 @@ def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any)
             f"{folder}: the weights do not fit the network: {str(error).splitlines()[-1].strip()}"
         ) from None
     retie(model, names)
-    state = state if isinstance(state, dict) else {}
-    frozen = set(state.get("frozen", ()))
+    state = _checked_state(folder, model, state)
     for name, p in model.named_parameters():
-        p.requires_grad_(name not in frozen)
+        p.requires_grad_(name not in state.get("frozen", ()))
     if state.get("channels_last"):
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     training = bool(state.get("training", False))
     model.train(training)
     for name in state.get("otherwise", ()):
         model.get_submodule(name).training = not training
+
+
+def _checked_state(folder: Path, model: nn.Module, state: Any) -> Mapping[str, Any]:
+    """Return the state in a plan; ArtifactError unless it is that of this network."""
+    known: dict[str, Mapping[str, Any]] = {
+        "frozen": dict(model.named_parameters()),
+        "otherwise": dict(model.named_modules()),
+    }
+    is_ours = isinstance(state, dict) and all(
+        isinstance(state.get(key, []), list)
+        and all(isinstance(name, str) and name in names for name in state.get(key, []))
+        for key, names in known.items()
+    )
+    if not is_ours:
+        raise ArtifactError(f"{folder / 'plan.json'}: its state must list parameters and modules of the network")
+    return dict(state)
 
 
 def unique_names(model: nn.Module) -> dict[str, str]:

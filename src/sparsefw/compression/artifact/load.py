@@ -91,7 +91,7 @@ def _wanted_size(word: str, amount: Any) -> tuple[str, float]:
 def _header(path: Path) -> dict[str, Any]:
     """Return the content of plan.json, checked."""
     header = read_json(path / "plan.json")
-    if not isinstance(header, dict) or header.get("format") not in SCHEMAS:
+    if not isinstance(header, dict) or header.get("format") not in list(SCHEMAS):
         raise ArtifactError(f"{path / 'plan.json'} is not a sparsefw artifact")
     schema = SCHEMAS[header["format"]]
     if header.get("schema") != schema:

@@ -14,7 +14,6 @@ from sparsefw.compression.structure.counted_norms import CountedNorm, counted, n
 from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, replace_module, weight_of
 from sparsefw.layer_types import TRANSPOSED
 
-
 _WIDTHS = ("dim", "width", "hidden", "embed", "channels", "d_model")  # in names of numbers of channels
 
 
