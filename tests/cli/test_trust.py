@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,12 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from sparsefw.atomic_io import file_digest
 from sparsefw.cli import app
 from sparsefw.methods import METHODS
 from sparsefw.models import build_named
 from sparsefw.reproduce import find_experiment
 from sparsefw.reproduce.experiment import ExperimentOptions
-from sparsefw.runfolder.schema import ModelRecord
 from sparsefw.sweep import sweep as sweep_module
 from sparsefw.sweep.grids import load_grid
 from sparsefw.sweep.storage import open_storage
@@ -120,19 +122,22 @@ def grid(folder: Path, method: str = "sgd") -> str:
 
 
 def run_from_elsewhere(folder: Path, trained: Path, model: str | None = None, method: str | None = None) -> Path:
-    """Return a copy of a run folder whose files name code as its network or its method."""
+    """Return a copy of a run folder whose files name code as its network or its method, and agree with each other."""
     run = folder / "shipped"
     run.mkdir()
-    for name in ("config.yaml", "run.json", "environment.json", "model.safetensors", "result.json"):
+    for name in ("config.yaml", "run.json", "data.json", "environment.json", "model.safetensors", "result.json"):
         (run / name).write_bytes((trained / name).read_bytes())
+    network, record = RunFolder(run).load_model()
     values = yaml.safe_load((run / "config.yaml").read_text())
     if model is not None:
         values["model"]["name"] = model
-        network = RunFolder(run).load_model()[0]
-        RunFolder(run).writer.model(network.state_dict(), ModelRecord(model, {"width": 4}, (1, 8, 8), "", 10))
     if method is not None:
         values["method"] = {"name": method}
     (run / "config.yaml").write_text(yaml.safe_dump(values))
+    forged = replace(record, name=model or record.name, run=RunFolder(run).identity)
+    RunFolder(run).writer.model(network.state_dict(), forged)
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, "model": file_digest(run / "model.safetensors")}))
     return run
 
 
@@ -220,7 +225,8 @@ def test_the_method_of_a_run_folder_is_not_imported(foreign, trained):
     refused(foreign, name, "finetune", run)
     refused(foreign, name, "train", run / "config.yaml", "--out", "again")
     # These need its network only, which comes with the package.
-    assert invoke("curve", run, "--at", "0.5", "--quiet").exit_code == 0
+    result = invoke("curve", run, "--at", "0.5", "--quiet")
+    assert result.exit_code == 0, result.stderr
     assert invoke("retrain", run, "--weights", "0.5", "--epochs", "1", "--quiet").exit_code == 0
     assert invoke("report", run).exit_code == 0
     assert not (foreign / "was-run").exists()

@@ -82,10 +82,14 @@ def test_every_linear_layer_but_the_output_gets_a_region():
     optimizer.step()
 
 
-def test_neurons_and_heads_are_removable_and_nothing_else():
+def test_neurons_heads_and_the_width_of_the_stream_are_removable():
     model = awake(small()).eval()
-    channels = removable_channels(model, torch.randn(2, 3, 16, 16))
-    assert [(c.name, c.count) for c in channels if not c.obstacle] == [
+    (stream, *others) = [c for c in removable_channels(model, torch.randn(2, 3, 16, 16)) if not c.obstacle]
+    assert stream.count == 32
+    assert [site.layer for site in stream.writers] == [
+        "patches", *(f"blocks.{i}.{part}" for i in range(2) for part in ("attention.proj", "mlp.2"))
+    ]  # fmt: skip
+    assert [(c.name, c.count) for c in others] == [
         (f"blocks.{i}.{part}", count) for i in range(2) for part, count in (("attention", 4), ("mlp.0", 128))
     ]
 
@@ -101,7 +105,7 @@ def test_compressed_it_is_the_dense_one_with_the_same_parts_silent(kind):
     if kind == FILTERS:
         for block in model.blocks:
             assert (block.attention.num_heads, block.attention.head_dim) == (2, 8)
-            assert (block.attention.qkv.weight.shape, block.attention.proj.weight.shape) == ((48, 32), (32, 16))
+            assert (block.attention.qkv.weight.shape, block.attention.proj.weight.shape) == ((48, 16), (16, 16))
             assert (block.mlp[0].out_features, block.mlp[2].in_features) == (64, 64)
 
 

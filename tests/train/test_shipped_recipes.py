@@ -69,7 +69,7 @@ def on_meta(name: str) -> torch.nn.Module:
     info = DATASETS[config.data.name]
     with torch.device("meta"):
         data = SimpleNamespace(classes=info.classes, shape=info.shape)
-        return build_model(config, data, Display("", quiet=True))
+        return build_model(config, data, Display("", quiet=True), trust=False)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -105,11 +105,12 @@ def test_every_recipe_says_what_it_is_about():
 )
 def test_trains_for_two_steps_on_files_in_the_real_format(name, tmp_path):
     config = load_recipe(name)
-    changes = ["train.epochs=1", "data.batch_size=4", "data.validation=0", "engine.workers=0"]
+    batch = 8 if config.sizes is not None else 4  # four sizes need two images each
+    changes = ["train.epochs=1", f"data.batch_size={batch}", "data.validation=0", "engine.workers=0"]
     changes += [change for data, change in SMALLER.items() if data == config.data.name]
-    write(config.data.name, tmp_path / "data", images=8)
+    write(config.data.name, tmp_path / "data", images=2 * batch)
     if not FORMATS[config.data.name]:
-        changes.remove("data.batch_size=4")  # digits are what they are
+        changes.remove(f"data.batch_size={batch}")  # digits are what they are
         changes.append("data.batch_size=700")
     result = fit(load_recipe(name, changes), tmp_path / "run", tmp_path / "data", quiet=True)
     assert result["steps"] == 2

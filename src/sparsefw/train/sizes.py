@@ -146,6 +146,10 @@ def small_images(config: SizesConfig, images: int) -> int:
     if small < 2 * config.draws or (not config.both and images - small < 2):
         raise ConfigError(
             f"sizes.share={config.share:g} and sizes.draws={config.draws} of {images} images that are processed at once: "
-            "each network needs two at least; take a larger data.batch_size, or sizes.both=true"
+            f"each network needs two at least; take a larger data.batch_size, or {_remedy(config)}"
         )
     return small
+
+
+def _remedy(config: SizesConfig) -> str:
+    return "fewer sizes.draws" if config.both else "sizes.both=true"
