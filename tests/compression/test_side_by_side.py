@@ -359,3 +359,37 @@ def test_batches_are_divided_wherever_they_end():
         n = round(end * len(ROWS[0]))
         with sizes.side_by_side([end]):
             torch.testing.assert_close(model(ROWS[0]), torch.cat([half[:n], whole[n:]]))
+
+
+def test_a_network_that_sees_one_image_of_a_batch_is_named():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    sizes = Sizes(model, "neurons", example=torch.randn(4, 4))
+    with sizes.mixed(0), pytest.raises(ValueError, match=r"of a batch of 3, one of 2 networks sees one image.*drop_last"):
+        model(torch.randn(3, 4))
+    with sizes.mixed(0):
+        model(torch.randn(4, 4))
+
+
+def test_one_size_within_several_and_several_within_one_are_refused():
+    model = normed()
+    sizes = Sizes(model, "filters", example=X)
+    with sizes.mixed(0), pytest.raises(ValueError, match="already has several sizes"), sizes.smaller(0.5):
+        pass
+    with sizes.smaller(0.5), pytest.raises(ValueError, match="already has one size"), sizes.mixed(0):
+        pass
+    with sizes.smaller(0.5), sizes.smaller(0.2):  # the same as one
+        model(X)
+    with sizes.mixed(0):
+        model(X)
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "a", torch.tensor(1)])
+def test_a_step_is_a_whole_number(step):
+    with pytest.raises(ValueError, match="step=.*: must be a whole number of at least 0"):
+        Sizes(mlp(), "neurons", example=ROWS[0]).draw(step)
+
+
+def test_a_mistake_of_ours_is_no_reason_for_passes(monkeypatch):
+    monkeypatch.setattr("sparsefw.compression.in_place.side_by_side.relative_gap", None)
+    with pytest.raises(TypeError):
+        Sizes(mlp(), "neurons", example=ROWS[0])

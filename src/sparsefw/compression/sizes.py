@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,8 @@ class Sizes:
 
     def draws(self, step: int, count: int) -> list[float]:
         """Return several shares to remove in a step, one from each of so many equal parts of the distribution."""
+        if not is_int(step) or step < 0:
+            raise ValueError(f"step={step!r}: must be a whole number of at least 0")
         least, largest = self._between
         u = float(generator("sizes", self._seed, step).random())
         of = DISTRIBUTIONS[self._distribution]
@@ -145,7 +148,7 @@ class Sizes:
         if ratio is not None:
             self.choose(ratio)
         _require_nothing_waits(self._model)
-        with restricted(self._model, self._cut.restriction(self._numbers[chosen])):
+        with _alone(self._model, "one size"), restricted(self._model, self._cut.restriction(self._numbers[chosen])):
             yield self._model
 
     @contextmanager
@@ -177,8 +180,27 @@ class Sizes:
         """
         if self._side_by_side is None:
             raise ValueError(f"this network needs a pass for each size, by smaller(): {self.needs_passes}")
-        with self._side_by_side.slices(ends, self._numbers):
+        with _alone(self._model, "several sizes"), self._side_by_side.slices(ends, self._numbers):
             yield self._model
+
+
+_sizes_now: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+@contextmanager
+def _alone(model: nn.Module, how_many: str) -> Iterator[None]:
+    """Refuse a block within another one of the other kind, which would have no effect on it."""
+    around = _sizes_now.get(model)
+    if around is not None and (around != how_many or how_many == "several sizes"):
+        raise ValueError(
+            f"the network already has {around}: this block, which gives it {how_many}, is within another one"
+        )
+    _sizes_now[model] = how_many
+    try:
+        yield
+    finally:
+        if around is None:
+            del _sizes_now[model]
 
 
 def smaller(
@@ -198,7 +220,9 @@ def smaller(
             loss(model(x), y).backward()          # gradients of what is gone are 0
 
         with smaller(model, filters=0.7, calibration=batches):
-            accuracy(model)                       # that of compress(model, filters=0.7, refit=False), without a copy
+            accuracy(model)                       # of a network with batch norms that of compress(..., refit=False)
+
+    (`compress` also matches the means and variances of layers that no batch norm follows; this block does not.)
 
     Afterwards, also after an exception, weights and buffers are as they were. Which channels belong together is found out in the
     first block, once per network, and takes a second or more.

@@ -26,6 +26,7 @@ from sparsefw.text import first_line
 # How far one pass may be from a pass for each size, by rounding. A mistake changes outputs by their own size.
 _TOLERANCE = 1e-2
 _TRIED_RATIO = 0.5
+_OF_THE_MODEL = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError)
 MOST_PARTS = 64  # of equal length, in which a batch is thought to be divided
 
 
@@ -100,7 +101,7 @@ class SideBySide:
                 expected = tree_map(_joined, expected_small, call_on_copy(model, whole))
                 with self.slices([0.5], numbers.unsqueeze(0)):
                     found = call_on_copy(model, tree_map(_joined, small, whole))
-            except Exception as error:  # such as a model that takes batches of one size only
+            except _OF_THE_MODEL as error:  # such as a model that takes batches of one size only
                 raise OnePassError(f"it does not run on a larger batch: {first_line(error)}") from error
         gap = relative_gap(expected, found)
         if not gap <= _TOLERANCE:

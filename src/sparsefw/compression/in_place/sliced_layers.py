@@ -114,6 +114,11 @@ class SlicedBatchNorm(Sliced):
         if compiled and average is not None and x.shape[0] % len(average) == 0:
             return self._in_equal_parts(x, average)
         *small, whole = _divided(x, self._slice_ends)
+        if any(inputs.numel() == x.shape[1] for inputs in (*small, whole)):
+            raise ValueError(
+                f"of a batch of {len(x)}, one of {len(small) + 1} networks sees one image, which batch norms cannot normalise: "
+                "leave such a last batch out (drop_last=True), or draw fewer sizes"
+            )
         outputs = []
         for inputs, part in zip(small, self._slice_parts, strict=False):
             mask = None if self._slice_masks is None else self._slice_masks[part]
