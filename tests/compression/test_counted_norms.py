@@ -172,3 +172,45 @@ def test_code_that_reshapes_by_a_number_of_its_own():
         lambda m, x: m.head(m.scale(m.stem(x)).mean(2)), stem=nn.Conv2d(3, 6, 1), scale=Scale(6), head=nn.Linear(6, 2)
     )
     check(model, torch.randn(2, 3, 2, 2), {"head.in scale.scale.each stem.out": (6, ""), "head.out": (2, OUTPUT)})
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """As in torchvision's detectors: all of its numbers are buffers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        return x * scale.view(-1, 1, 1) + (self.bias - self.running_mean * scale).view(-1, 1, 1)
+
+
+def test_frozen_batch_norms_lose_channels_like_others():
+    def run(m: Net, x: Tensor) -> Tensor:
+        return m.head(m.second(m.b(m.first(m.a(x)).relu())).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Net(
+        run,
+        a=nn.Conv2d(3, 6, 3),
+        first=FrozenBatchNorm2d(6),
+        b=nn.Conv2d(6, 8, 3),
+        second=FrozenBatchNorm2d(8),
+        head=nn.Linear(8, 2),
+    )
+    x = torch.randn(4, 3, 7, 7)
+    check(model.eval(), x, {
+        "a.out b.in first.each": (6, ""), "b.out head.in second.each": (8, ""), "head.out": (2, OUTPUT),
+    })  # fmt: skip
+    sizes = Sizes(model, "filters", example=x)
+    assert sizes.needs_passes is None
+    with sizes.smaller(0.5):
+        silent = model(x)
+    sizes.choose(0.5)
+    with sizes.side_by_side([0.5]):
+        torch.testing.assert_close(model(x)[:2], silent[:2])
+    small = compress(model, filters=0.5, example=x, refit=False)
+    assert small.model.first.running_var.shape == (3,)
+    torch.testing.assert_close(small.model(x), silent, rtol=1e-5, atol=1e-6)

@@ -316,6 +316,37 @@ def test_layers_whose_weight_is_used_without_a_call_are_listed():
     assert torch.equal(small.model[0].weight, net[0].weight)
 
 
+LAYERS = {
+    "linear": lambda: nn.Linear(9, 7),
+    "linear without bias": lambda: nn.Linear(7, 9, bias=False),
+    "convolution": lambda: nn.Conv2d(6, 8, 3, stride=2, padding=1, dilation=2, groups=2, padding_mode="circular"),
+    "transposed": lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, output_padding=1, groups=2),
+    "sequence": lambda: nn.Conv1d(4, 6, 5, padding="same", bias=False),
+}
+READ = (
+    "in_features", "out_features", "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+    "padding_mode", "output_padding",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_models_may_read_from_two_layers_what_they_read_from_one(kind):
+    """EdgeNeXt of timm reads weight.device of a layer, others its numbers of features or its weight for a product."""
+    layer = LAYERS[kind]().double()
+    pair = split(layer, 2)
+    for name in READ:
+        assert getattr(pair, name, "none") == getattr(layer, name, "none")
+    assert (pair.bias is None) == (layer.bias is None)
+    assert pair.weight.shape == layer.weight.shape
+    assert (pair.weight.dtype, pair.weight.device) == (layer.weight.dtype, layer.weight.device)
+    torch.testing.assert_close(as_matrices(layer, pair.weight), truncate(as_matrices(layer), 2))
+    assert [name for name, _ in pair.named_parameters()] == [
+        "0.weight", "1.weight", *(["1.bias"] if layer.bias is not None else [])
+    ]  # fmt: skip
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = pair.nonsense
+
+
 class Tied(nn.Module):
     """Two layers that share a weight, one that is called twice, and one that is known by two names."""
 

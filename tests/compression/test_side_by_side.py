@@ -364,7 +364,10 @@ def test_batches_are_divided_wherever_they_end():
 def test_a_network_that_sees_one_image_of_a_batch_is_named():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
     sizes = Sizes(model, "neurons", example=torch.randn(4, 4))
-    with sizes.mixed(0), pytest.raises(ValueError, match=r"of a batch of 3, one of 2 networks sees one image.*drop_last"):
+    with (
+        sizes.mixed(0),
+        pytest.raises(ValueError, match=r"of a batch of 3, one of 2 networks sees one image.*drop_last"),
+    ):
         model(torch.randn(3, 4))
     with sizes.mixed(0):
         model(torch.randn(4, 4))
@@ -385,7 +388,7 @@ def test_one_size_within_several_and_several_within_one_are_refused():
 
 @pytest.mark.parametrize("step", [-1, 2.5, "a", torch.tensor(1)])
 def test_a_step_is_a_whole_number(step):
-    with pytest.raises(ValueError, match="step=.*: must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match=r"step=.*: must be a whole number of at least 0"):
         Sizes(mlp(), "neurons", example=ROWS[0]).draw(step)
 
 

@@ -85,7 +85,9 @@ class Split(Edit):
 
     def reshape(self, model: nn.Module) -> None:
         layers.replace_module(
-            model, self.layer, nn.Sequential(*factorisation.empty_pair(model.get_submodule(self.layer), self.rank))
+            model,
+            self.layer,
+            factorisation.Factors(*factorisation.empty_pair(model.get_submodule(self.layer), self.rank)),
         )
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side, axis_of_channels
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side, axis_of_channels, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
@@ -144,11 +144,17 @@ class _ChannelSlices(InSlices):
         return {
             module: {
                 "_slice_masks": masks[i] if repeated == 1 else masks[i].repeat_interleave(repeated, 1),
-                "_slice_axis": -1 if (form := norm_form(module)) is None else form.axis,
+                "_slice_axis": _axis_of_outputs(module),
                 "_slice_keeps_bias": masked and getattr(module, "bias", None) is not None,
             }
             for module, (i, repeated) in self._sites.items()
         }
+
+
+def _axis_of_outputs(module: nn.Module) -> int:
+    """Return the axis of the channels in the outputs of an embedding, a linear layer or a norm."""
+    form = norm_form(module)
+    return 1 if is_frozen_norm(module) else -1 if form is None else form.axis
 
 
 def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> int:
@@ -160,7 +166,7 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
         raise OnePassError(f"{layer} mixes its heads")
     if isinstance(module, nn.SyncBatchNorm):
         raise OnePassError(f"{layer} synchronises its statistics among processes")
-    if isinstance(module, (*SEPARATE_NORMS, nn.Embedding)) or norm_form(module) is not None:
+    if isinstance(module, (*SEPARATE_NORMS, nn.Embedding)) or norm_form(module) is not None or is_frozen_norm(module):
         return 1
     if side == Side.OUT:
         if norms is None:
@@ -196,6 +202,8 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
     module: Any = model.get_submodule(layer)
     if isinstance(module, nn.Embedding):
         return [_Target(module.weight, _as_it_is)]
+    if is_frozen_norm(module):
+        return [_Target(vector, _as_it_is) for vector in (module.weight, module.bias)]
     if norm_form(module) is not None:
         return [_Target(vector, _as_it_is) for vector in module.parameters()]
     if side == Side.HEADS:

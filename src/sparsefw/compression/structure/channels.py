@@ -84,6 +84,13 @@ class Channels:
         return " + ".join(site.layer for site in self.writers or self.sites[:1])
 
 
+def is_frozen_norm(module: nn.Module) -> bool:
+    """Return whether it is a batch norm whose numbers are all buffers, as in torchvision's detectors and DETR."""
+    buffers = {name for name, _ in module.named_buffers(recurse=False)}
+    numbers = {"weight", "bias", "running_mean", "running_var"}
+    return numbers <= buffers and not any(True for _ in module.parameters()) and "norm" in type(module).__name__.lower()
+
+
 def axis_of_channels(parameter: Tensor) -> int | None:
     """Return the axis of channels in a parameter outside of layers: its only long one, or that of (1, positions, channels)."""
     long = [axis for axis, length in enumerate(parameter.shape) if length > 1]
@@ -218,7 +225,7 @@ class _Trace:
     def _rule(self, module: nn.Module) -> Any:
         if heads_of(module):
             return self._attention
-        if is_depthwise(module) or isinstance(module, (*SEPARATE_NORMS, nn.PReLU)):
+        if is_depthwise(module) or isinstance(module, (*SEPARATE_NORMS, nn.PReLU)) or is_frozen_norm(module):
             return self._each
         if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)):
             return self._layer

@@ -13,10 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.structure.layers import as_matrices, bias_of, groups_of, is_customised, set_weight, weight_of
+from sparsefw.compression.structure.layers import (
+    as_matrices,
+    bias_of,
+    from_matrices,
+    groups_of,
+    is_customised,
+    set_weight,
+    weight_of,
+)
 from sparsefw.compression.structure.masks import share_of
 from sparsefw.geometry.cuts import low_rank_factors
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, output_axis
 
 STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
@@ -68,7 +76,33 @@ def truncate(matrices: Tensor, rank: int) -> Tensor:
     return outer @ inner
 
 
-def split(layer: nn.Module, rank: int) -> nn.Sequential:
+class Factors(nn.Sequential):
+    """Two layers for one. Model code may read from it what it would read from the one layer, also its weight: the product."""
+
+    _OF_FIRST = (
+        "in_features", "in_channels", "kernel_size", "stride", "padding", "output_padding", "dilation", "groups", "padding_mode",
+    )  # fmt: skip
+    _OF_LAST = ("out_features", "out_channels", "bias")
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of one layer that computes the same."""
+        first, last = self
+        shape = list(weight_of(first).shape)
+        shape[output_axis(first)] = weight_of(last).shape[0] // (
+            groups_of(first) if isinstance(first, TRANSPOSED) else 1
+        )
+        return from_matrices(first, as_matrices(last) @ as_matrices(first), shape)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OF_FIRST:
+            return getattr(self[0], name)
+        if name in self._OF_LAST:
+            return getattr(self[-1], name)
+        return super().__getattr__(name)
+
+
+def split(layer: nn.Module, rank: int) -> Factors:
     """Return two plain layers for one, by the truncated singular value decomposition: exact at full rank."""
     first, second = empty_pair(layer, rank)
     outer, inner = low_rank_factors(as_matrices(layer), rank)
@@ -81,7 +115,7 @@ def split(layer: nn.Module, rank: int) -> nn.Sequential:
         new_bias.requires_grad_(old_bias.requires_grad)
     for part in (first, second):
         weight_of(part).requires_grad_(weight_of(layer).requires_grad)
-    return nn.Sequential(first, second).train(layer.training)
+    return Factors(first, second).train(layer.training)
 
 
 def empty_pair(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:

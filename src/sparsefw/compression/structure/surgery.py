@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, axis_of_channels
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, axis_of_channels, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
 from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, replace_module, weight_of
 from sparsefw.layer_types import TRANSPOSED
@@ -43,7 +43,7 @@ def size(model: nn.Module, name: str, side: str) -> int:
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
-    if norm_form(module) is not None:
+    if norm_form(module) is not None or is_frozen_norm(module):
         return len(_tensor(module, "weight"))
     if side == Side.HEADS:
         return known_attention(module).heads
@@ -149,6 +149,9 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
             zero_heads(module, positions)
         elif isinstance(module, nn.Embedding):
             module.weight[:, positions] = 0
+        elif is_frozen_norm(module):
+            module.weight[positions] = 0
+            module.bias[positions] = 0
         elif norm_form(module) is not None:
             for vector in module.parameters():
                 vector[positions] = 0
