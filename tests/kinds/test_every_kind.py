@@ -182,5 +182,6 @@ def test_filters_leave_to_other_kinds_what_these_are_asked_for():
     assert kept(neurons=0.25) == [4, 48]
     assert kept(filters=0.5, heads=0.25) == [3, 32]
     assert kept(heads=0.25, neurons=0.75) == [3, 16]
-    with pytest.raises(ValueError, match="nothing to compress by filters"):  # all that is left is of fixed size
-        kept(filters=0.5, heads=0.25, neurons=0.75)
+    net = compress(vit(), example=images(2), refit=False, filters=0.5, heads=0.25, neurons=0.75).model
+    assert kept(filters=0.5, heads=0.25, neurons=0.75) == [3, 16]
+    assert net.head.in_features == vit().head.in_features // 2  # what is left to filters is the width of the stream

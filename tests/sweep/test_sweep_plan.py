@@ -289,6 +289,7 @@ def test_every_worker_of_a_sweep_sees_the_same_data(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         supervisor.begin_sweep(plan, url, tmp_path / "sweep", tmp_path / "other")
     assignment = {"url": url, "name": "tiny", "folder": str(tmp_path / "sweep"), "data": str(tmp_path / "other")}
+    assignment["trust"] = False
     monkeypatch.setenv(worker.WORKER_VARIABLE, json.dumps({**assignment, "parent": os.getppid()}))
     with pytest.raises(SystemExit) as error:
         worker.main()
