@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "recovery_words": set(),
     "randomness": set(),
     "own_code": set(),
+    "limits": set(),
     "environment": {"__version__"},
     "geometry": {"scalars"},
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
@@ -35,12 +36,12 @@ ALLOWED: dict[str, set[str]] = {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
         "scalars", "text",
     },
-    "data": {"config_base", "atomic_io", "user_cache", "randomness", "text"},
+    "data": {"config_base", "limits", "atomic_io", "user_cache", "randomness", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
-    "runfolder": {"kinds", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
+    "runfolder": {"kinds", "limits", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
-        "environment", "config_base", "atomic_io", "errors", "randomness", "text", "__version__",
+        "environment", "config_base", "limits", "atomic_io", "errors", "randomness", "text", "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",

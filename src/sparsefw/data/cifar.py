@@ -20,6 +20,7 @@ from sparsefw.data.image_source import ArraySource, Format
 from sparsefw.data.images import read_bytes
 from sparsefw.data.parquet import parquet_format
 from sparsefw.data.restricted_pickle import read_pickle
+from sparsefw.limits import ARRAY_BYTES
 
 _PIXELS = 3 * 32 * 32  # red, green, blue, each 32 rows of 32
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -94,6 +95,8 @@ def _read_files(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
             for member in tar:
                 name = Path(member.name).name
                 file = tar.extractfile(member) if member.isfile() and name in names else None
+                if file is not None and member.size > ARRAY_BYTES:
+                    raise DataError(f"{archive}: {name} unpacks to more than {ARRAY_BYTES:,} bytes")
                 if file is not None:
                     contents[name] = file.read()
     except (tarfile.TarError, gzip.BadGzipFile, OSError, EOFError, zlib.error) as error:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from sparsefw.data.errors import DataError
+from sparsefw.limits import IMAGE_PIXELS
 from sparsefw.text import one_line
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif"))
@@ -33,6 +34,8 @@ def is_image(name: str) -> bool:
 def read_bytes(path: Path) -> bytes:
     """Read a file; raise DataError where that is impossible."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait for ever, a device never ends
+            raise DataError(f"{path} is not a file with content of its own")
         return path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
@@ -49,6 +52,7 @@ def decode_rgb(data: bytes, origin: str) -> np.ndarray:
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            _check_pixels(image, origin)
             if image.mode == "RGB":
                 return np.array(image)
             if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would clip at 255 instead of scaling
@@ -74,6 +78,7 @@ def decode_labels(data: bytes, origin: str, class_of_id: np.ndarray) -> np.ndarr
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            _check_pixels(image, origin)
             mode = image.mode
             ids = np.array(image)
     except _DAMAGE_ERRORS as error:
@@ -85,6 +90,12 @@ def decode_labels(data: bytes, origin: str, class_of_id: np.ndarray) -> np.ndarr
         largest = int(np.flatnonzero(class_of_id >= 0)[-1])
         raise DataError(f"{origin} holds the label id {ids[classes < 0][0]}; expected 0 to {largest}")
     return classes.astype(np.uint8)
+
+
+def _check_pixels(image: Image.Image, origin: str) -> None:
+    """Raise DataError where an image claims more pixels than are taken into memory; none is decoded yet."""
+    if image.width * image.height > IMAGE_PIXELS:
+        raise DataError(f"{origin} has {image.width:,} x {image.height:,} pixels; images have at most {IMAGE_PIXELS:,}")
 
 
 def check_same_size(image: np.ndarray, labels: np.ndarray, origin: str) -> None:

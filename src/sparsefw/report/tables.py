@@ -80,7 +80,9 @@ class Table:
                     parts = [(match[part] or "") if match else "" for match in matches]
                     columns.append([f"{name} {part}", *parts])
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
+        csv.writer(text, lineterminator="\n").writerows(
+            zip(*([_inert(cell) for cell in c] for c in columns), strict=True)
+        )
         return text.getvalue()
 
     def latex(self) -> str:
@@ -229,3 +231,14 @@ def _time(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {rest // 60} min"
     return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{seconds:.1f} s"
+
+
+def _inert(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula; a number stays one."""
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

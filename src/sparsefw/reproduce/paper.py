@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sparsefw.config_base import Section, parse
 from sparsefw.train.config import RunConfig
-from sparsefw.train.recipes import read_yaml
+from sparsefw.train.recipes import read_yaml_file
 
 SEEDS = 2  # of every configuration that the paper reports
 VALIDATION = 0.1  # the part of the training images on which the paper chooses configurations
@@ -71,7 +71,7 @@ class Paper(Section):
 
 @functools.cache
 def paper() -> Paper:
-    return parse(Paper, read_yaml(FILE.read_text(), FILE.name), FILE.name)
+    return parse(Paper, read_yaml_file(FILE, FILE.name), FILE.name)
 
 
 def find_deviations(config: RunConfig, setup: Setup, seeds: int, changes: Sequence[str] = ()) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from sparsefw.atomic_io import parse_json
+from sparsefw.limits import RECIPE_CHARACTERS
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
 from sparsefw.runfolder.parse import (
     MALFORMED,
@@ -150,18 +151,26 @@ def read_config(folder: Path) -> ConfigRecord:
     path = RunPaths(folder).config
     try:
         text = path.read_text(encoding="utf-8")
+        is_bomb = len(text) > RECIPE_CHARACTERS or _has_aliases(text)
         # libyaml overruns the stack of the process where a file is nested deeply, which takes a long one.
-        values = yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
+        values = None if is_bomb else yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
     except FileNotFoundError:
         raise RunFolderError(folder, f"{path.name} is missing") from None
     except OSError as error:
         raise RunFolderError(folder, f"{path.name} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError, yaml.YAMLError):
         raise RunFolderError(folder, f"{path.name} cannot be read (it is not YAML)") from None
+    if is_bomb:
+        raise RunFolderError(folder, f"{path.name} is not a configuration: it is too long, or has aliases")
     method = values.get("method") if isinstance(values, dict) else None
     if not isinstance(method, dict) or "name" not in method:
         raise RunFolderError(folder, f"{path.name} has no method.name")
     return ConfigRecord(values)
+
+
+def _has_aliases(text: str) -> bool:
+    """Return whether it repeats values by aliases, which make gigabytes of a few hundred bytes; no run folder has them."""
+    return "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
 
 
 def read_facts(folder: Path) -> RunFacts | None:

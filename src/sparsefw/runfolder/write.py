@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -120,7 +120,14 @@ def _line(record: EpochRecord) -> str:
 
 def config_yaml(config: ConfigRecord) -> str:
     """Return a configuration as YAML, in its own order."""
-    return yaml.safe_dump(dict(config.values), sort_keys=False)
+    return yaml.dump(dict(config.values), Dumper=_Dumper, sort_keys=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that occurs twice twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def write_retraining(folder: Path, request: RetrainingRequest) -> None:

@@ -25,7 +25,7 @@ from pydantic import Field
 from sparsefw.config_base import ConfigError, KindName, Section, flatten, nest, parse
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
-from sparsefw.train.recipes import baseline_of, load_recipe, merged, read_yaml, stems_with_baseline
+from sparsefw.train.recipes import baseline_of, load_recipe, merged, read_yaml_file, stems_with_baseline
 
 SHIPPED_GRIDS = resources.files("sparsefw") / "grids"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
@@ -185,7 +185,7 @@ def grid_descriptions() -> dict[str, str]:
     files = sorted(
         (file for file in SHIPPED_GRIDS.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name
     )
-    return {file.name.removesuffix(".yaml"): read_yaml(file.read_text(), file.name)["about"] for file in files}
+    return {file.name.removesuffix(".yaml"): read_yaml_file(file, file.name)["about"] for file in files}
 
 
 def load_grid(name: str) -> Grid:
@@ -194,7 +194,7 @@ def load_grid(name: str) -> Grid:
     file = Path(name) if is_path else SHIPPED_GRIDS / f"{name}.yaml"
     if not file.is_file():
         raise ConfigError(f"grid {name!r}: {_why_missing(name, is_path)}; see `sparsefw list grids`")
-    values = read_yaml(file.read_text(), name)
+    values = read_yaml_file(file, name)
     grid = parse(Grid, {"name": Path(name).stem if is_path else name, **values}, f"grid {name}")
     grid.check()
     return grid

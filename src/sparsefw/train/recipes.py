@@ -11,12 +11,14 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sparsefw.config_base import ConfigError, nest, parse
+from sparsefw.limits import RECIPE_CHARACTERS
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 
@@ -29,7 +31,7 @@ def recipe_descriptions() -> dict[str, str]:
     for file in sorted(SHIPPED.iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".yaml"):
             continue
-        variants = _variants(read_yaml(file.read_text(), file.name), file.name.removesuffix(".yaml"))
+        variants = _variants(read_yaml_file(file, file.name), file.name.removesuffix(".yaml"))
         for name, values in variants.items():
             described[name] = f"{values.get('about', '')}; {_method_text(values['method'])}{_sizes_text(values)}"
     return described
@@ -110,14 +112,14 @@ def _values(name: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ConfigError(f"recipe {name}: there is no such file")
-        variants = _variants(read_yaml(path.read_text(), name), path.stem)
+        variants = _variants(read_yaml_file(path, name), path.stem)
         if len(variants) > 1:
             raise ConfigError(f"recipe {name} has the variants {', '.join(variants)}: a file of your own must have one")
         return next(iter(variants.values()))
     for file in SHIPPED.iterdir():
         stem = file.name.removesuffix(".yaml")
         if file.name.endswith(".yaml") and (name == stem or name.startswith(f"{stem}-")):
-            variants = _variants(read_yaml(file.read_text(), file.name), stem)
+            variants = _variants(read_yaml_file(file, file.name), stem)
             if name in variants:
                 return variants[name]
     known = recipe_descriptions()
@@ -126,10 +128,26 @@ def _values(name: str) -> dict[str, Any]:
     )
 
 
+def read_yaml_file(file: Path | Traversable, origin: str) -> dict[str, Any]:
+    """Read a YAML table from a file; ConfigError of one line that names it, if there is none in it."""
+    try:
+        return read_yaml(file.read_text(encoding="utf-8"), origin)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{origin}: is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{origin}: cannot be read ({error.strerror})") from None
+
+
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
     """Parse a YAML table; ConfigError of one line that names the place, `where` and the line, if it is none."""
+    if len(text) > RECIPE_CHARACTERS:
+        raise ConfigError(
+            f"{origin}: has {len(text):,} characters; a table of settings has at most {RECIPE_CHARACTERS:,}"
+        )
     try:
         values = copy.deepcopy(_parsed(text))
+    except RecursionError:
+        raise ConfigError(f"{origin}: is nested too deeply for a table of settings") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -154,6 +172,12 @@ class _Loader(yaml.SafeLoader):
         ]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # aliases of aliases make gigabytes of a few hundred bytes
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not taken: write the value out", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
