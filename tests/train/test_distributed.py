@@ -85,10 +85,12 @@ def test_one_process_writes_and_speaks(tmp_path):
     _, err = ended(torchrun(command("digits-resnet-filters", tmp_path / "run", epochs=2)))
     assert err.count("epoch   1/2") == 1
     assert "2 processes" in err
+    assert err.count("batch norms see the 32 images of their own process only, of a batch of 64") == 1
     assert [row["epoch"] for row in untimed(tmp_path / "run")] == [1, 2]
     assert sorted(os.listdir(tmp_path / "run")) == [
         ".lock",
         "config.yaml",
+        "data.json",
         "environment.json",
         "metrics.jsonl",
         "model.safetensors",

@@ -153,7 +153,7 @@ def read_config(folder: Path) -> ConfigRecord:
         text = path.read_text(encoding="utf-8")
         is_bomb = len(text) > RECIPE_CHARACTERS or _has_aliases(text)
         # libyaml overruns the stack of the process where a file is nested deeply, which takes a long one.
-        values = None if is_bomb else yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
+        values = {} if is_bomb else yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
     except FileNotFoundError:
         raise RunFolderError(folder, f"{path.name} is missing") from None
     except OSError as error:

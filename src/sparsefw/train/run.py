@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsefw.compression.spectra import spectra
 from sparsefw.config_base import ConfigError
@@ -192,6 +193,12 @@ def prepare(config: RunConfig, data_folder: Path | None, display: Display, trust
     step = step_for(Step(engine, model, config.method, task, optimizer, scaler, average, norms, sizes))
     rates = Rates(optimizer, engine.device)
     display.note(f"{config.name}: {_summary(data, model, steps, engine)}")
+    if share.world > 1 and not engine.sync_batchnorm and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        display.note(
+            f"batch norms see the {config.data.batch_size // share.world} images of their own process only, of a batch of "
+            f"{config.data.batch_size}: accuracy may be below that of one process; CUDA devices synchronise them",
+            warning=True,
+        )
     regions_text = "\n".join(regions)
     return Training(
         config,
