@@ -121,3 +121,27 @@ def test_an_optimizer_that_is_made_anew_every_epoch_is_told():
             train(model, SFW(constrain(model, "filters", steps=10, report=None)), 2)
     with pytest.warns(SFWWarning, match="make one SFW for the whole training"):
         SFW(constrain(model, "filters", steps=10, report=None))
+
+
+def test_parameters_that_the_model_no_longer_has_are_an_error():
+    """As after fully_shard, which gives the model other parameters: today's would never move, and nobody would notice."""
+    model = nn.Linear(4, 4)
+    optimizer = SFW(constrain(model, "neurons", steps=10, report=None), lr=0.1)
+    model.weight = nn.Parameter(model.weight.detach().clone())
+    model.bias = nn.Parameter(model.bias.detach().clone())
+    for _ in range(2):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"in 3 steps, none of its parameters had a gradient.*fully_shard"):
+        optimizer.step()
+
+
+def test_steps_without_gradients_now_and_then_are_no_error():
+    model = nn.Linear(4, 4)
+    optimizer = SFW(constrain(model, "neurons", steps=100, report=None), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        optimizer.step()
+        optimizer.step()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()

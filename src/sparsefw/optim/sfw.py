@@ -56,6 +56,9 @@ from sparsefw.optim.training_warnings import (
 from sparsefw.optim.unconstrained import unconstrained_step
 from sparsefw.scalars import is_int
 
+# In a row, without a gradient of any parameter: one or two may be meant, such as before the first backward pass.
+_MOST_EMPTY_STEPS = 3
+
 
 class SFW(torch.optim.Optimizer):
     """Stochastic Frank-Wolfe on the param groups that have a region; SGD or AdamW on those that have none.
@@ -144,6 +147,7 @@ class SFW(torch.optim.Optimizer):
 
     def _prepare(self) -> None:
         self._gradient_check = GradientCheck()
+        self._empty_steps = 0
         self._steps_since_check = 0
         self._watch = TrainingWatch()
         self._stacks: dict[int, list[Stack]] = {}
@@ -221,6 +225,12 @@ class SFW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         params, names = self._params_with_gradients()
+        self._empty_steps = 0 if params else self._empty_steps + 1
+        if self._empty_steps >= _MOST_EMPTY_STEPS:
+            raise RuntimeError(
+                f"SFW: in {_MOST_EMPTY_STEPS} steps, none of its parameters had a gradient: those that the model has now are "
+                "others, as after fully_shard, or the backward pass does not reach them; make SFW when the model is complete"
+            )
         if not params:
             return loss
         self.enter_regions()
