@@ -20,6 +20,7 @@ from sparsefw.sweep import ledger as ledger_module
 from sparsefw.sweep import storage
 from sparsefw.sweep.jobs import MAX_DEATHS, Ending, TrainingProgress
 from sparsefw.sweep.locks import Worker, lock_file, reap_if_dead, registered_worker
+from sparsefw.sweep.processes import stop_signals_collected
 from sweep.ledgers import ledger_in
 
 HERE = Path(__file__).parent
@@ -271,6 +272,18 @@ def test_a_holder_that_lost_its_job_gets_a_signal(tmp_path, worker):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert claim.lost
+
+
+def test_a_holder_that_ended_its_job_gets_no_signal(tmp_path, worker):
+    """It still has to clean up when the next heartbeat finds the trial ended."""
+    ledger = ledger_in(tmp_path)
+    ledger.post({"a": {}})
+    claim = ledger.claim(worker)
+    with stop_signals_collected() as signals, claim.heartbeat(0.02, lambda: False):
+        assert claim.done(1.0, {})
+        time.sleep(0.3)
+    assert signals == []
+    assert not claim.lost
 
 
 def test_a_sampled_job_keeps_its_parameters_when_it_is_taken_over(tmp_path, worker):

@@ -243,6 +243,7 @@ class Claim:
         self.trial = trial
         self.job = job
         self.lost = False
+        self._ended = False  # by this worker
         self._released = threading.Event()
 
     @contextmanager
@@ -264,6 +265,8 @@ class Claim:
             try:
                 self.trial.set_user_attr(BEAT, count)
             except optuna.exceptions.UpdateFinishedTrialError:
+                if self._ended:
+                    return
                 self.lost = True
             except UNREACHABLE:
                 pass  # the database may come back before the grace period is over
@@ -287,20 +290,25 @@ class Claim:
         return self.trial.should_prune()
 
     def done(self, value: float, result: Mapping[str, Any]) -> bool:
-        return self.ledger._finish(self.trial.number, TrialState.COMPLETE, {RESULT: dict(result)}, value)
+        return self._end(TrialState.COMPLETE, {RESULT: dict(result)}, value)
 
     def pruned(self, value: float) -> bool:
-        return self.ledger._finish(self.trial.number, TrialState.PRUNED, value=value)
+        return self._end(TrialState.PRUNED, value=value)
 
     def failed(self, error: str) -> bool:
         attributes = {ENDING: Ending.ERROR, ERROR: error}
-        return self.ledger._finish(self.trial.number, TrialState.FAIL, attributes)
+        return self._end(TrialState.FAIL, attributes)
 
     def release(self) -> None:
         """Give the job back, for another worker to continue, because this worker stops."""
         attributes = {ENDING: Ending.RELEASED, ERROR: "interrupted"}
-        if self.ledger._finish(self.trial.number, TrialState.FAIL, attributes):
+        if self._end(TrialState.FAIL, attributes):
             self.ledger.post({self.job.name: self.job.params})
+
+    def _end(self, state: TrialState, attributes: Mapping[str, Any] | None = None, value: float | None = None) -> bool:
+        """End the trial; return False if another worker did. From now on, a heartbeat that finds it ended has lost nothing."""
+        self._ended = True
+        return self.ledger._finish(self.trial.number, state, attributes, value)
 
 
 def finite_values(distribution: BaseDistribution) -> Sequence[Any]:
