@@ -15,6 +15,7 @@ from sparsefw import Sizes, compress, load, save
 from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.counted_norms import CountedNorm, NormForm, norm_form
 from sparsefw.compression.structure.removal import removable_channels
+from sparsefw.models import build
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -214,3 +215,15 @@ def test_frozen_batch_norms_lose_channels_like_others():
     small = compress(model, filters=0.5, example=x, refit=False)
     assert small.model.first.running_var.shape == (3,)
     torch.testing.assert_close(small.model(x), silent, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_and_the_stream_silence_one_projection_together():
+    """Its rows write the stream, its columns read the heads: each mask by itself would undo the other."""
+    model = awake(build("vit_tiny", width=32, heads=4, depth=1, image=16, patch=4)).eval()
+    images = torch.randn(2, 3, 16, 16)
+    small = compress(model, filters=0.5, example=images, refit=False)
+    with Sizes(model, "filters", example=images).smaller(0.5):
+        torch.testing.assert_close(model(images), small.model(images), rtol=1e-5, atol=1e-6)
+        weight = model.blocks[0].attention.proj.weight
+        assert int(weight.any(1).sum()) == 16
+        assert int(weight.any(0).sum()) == 16

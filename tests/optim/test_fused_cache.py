@@ -15,6 +15,7 @@ from torch import nn
 from catalog import gaussian
 from optim.twins import DEVICE, DIRECTIONS, ENTRIES, ROUNDED, ROWS, assert_equal, fused_and_plain, parameters
 from sparsefw import SFW
+from sparsefw.compression.fused import row_norms
 from sparsefw.data import load_digits
 from sparsefw.optim import Diameter, fused
 from sparsefw.optim.fused.addresses import Addresses
@@ -149,7 +150,9 @@ def test_every_kernel_compiles_for_gpus_that_are_not_here(capability):
     script, environment = Path(__file__).with_name("compile_kernels.py"), {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, script, str(capability)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    kernels = {name for file in Path(fused.__file__).parent.glob("*.py") for name in KERNEL.findall(file.read_text())}
+    folders = [Path(package.__file__).parent for package in (fused, row_norms)]
+    files = [file for folder in folders for file in folder.glob("*.py")]
+    kernels = {name for file in files for name in KERNEL.findall(file.read_text())}
     assert kernels - {"sfw_write_addresses"} == set(done.stdout.split())
 
 

@@ -117,9 +117,15 @@ class ChannelCut(InPlaceCut):
 
     def restriction(self, numbers: Tensor) -> Restriction:
         masks = self.masks(numbers.unsqueeze(0))
-        tensors = [target.now() for _, target in self._targets]
-        shaped = [target.shaped(masks[i][0]) for i, target in self._targets]
-        return Mask(tensors, [mask.to(tensor.dtype) for mask, tensor in zip(shaped, tensors, strict=True)])
+        of_tensor: dict[int, tuple[Tensor, Tensor]] = {}
+        for i, target in self._targets:
+            tensor = target.now()
+            mask = target.shaped(masks[i][0]).to(tensor.dtype)
+            known = of_tensor.get(
+                id(tensor)
+            )  # a projection of attention is silenced by its heads and by what it writes
+            of_tensor[id(tensor)] = tensor, mask if known is None else known[1] * mask
+        return Mask([tensor for tensor, _ in of_tensor.values()], [mask for _, mask in of_tensor.values()])
 
     def in_slices(self, model: nn.Module) -> InSlices:
         return _ChannelSlices(model, self)
