@@ -13,6 +13,7 @@ from compression.networks import BATCHES, X
 from compression.networks import normed as network
 from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.plan import Keep, Split, Thin, Truncate, Untouched, Zero, in_words
+from sparsefw.compression.structure.factorisation import Factors
 
 KINDS = [
     {"filters": 0.5},
@@ -54,9 +55,9 @@ def test_every_kind_and_all_together(how, calibrated):
     assert same_state(before, net)
     assert [m.training for m in net.modules()] == modes
 
-    # the new one is made of plain modules, without hooks, of nothing that belongs to the given one
+    # the new one is made of plain modules and pairs of them, without hooks, of nothing that belongs to the given one
     model = small.model
-    assert all(type(m).__module__.startswith("torch.nn.modules") for m in model.modules())
+    assert all(type(m).__module__.startswith("torch.nn.modules") or type(m) is Factors for m in model.modules())
     for m in (*model.modules(), *net.modules()):
         assert not m._forward_hooks
         assert not m._forward_pre_hooks
