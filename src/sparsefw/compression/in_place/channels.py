@@ -14,7 +14,14 @@ from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side, axis_of_channels, is_frozen_norm
+from sparsefw.compression.structure.channels import (
+    SEPARATE_NORMS,
+    Channels,
+    Side,
+    axis_of_channels,
+    is_frozen_norm,
+    is_norm_of_channels,
+)
 from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
@@ -158,9 +165,11 @@ class _ChannelSlices(InSlices):
 
 
 def _axis_of_outputs(module: nn.Module) -> int:
-    """Return the axis of the channels in the outputs of an embedding, a linear layer or a norm."""
+    """Return the axis of the channels in the outputs of a layer that is silenced."""
     form = norm_form(module)
-    return 1 if is_frozen_norm(module) else -1 if form is None else form.axis
+    if form is not None:
+        return form.axis
+    return -1 if isinstance(module, (nn.Linear, nn.Embedding)) else 1
 
 
 def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> int:
@@ -172,7 +181,7 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
         raise OnePassError(f"{layer} mixes its heads")
     if isinstance(module, nn.SyncBatchNorm):
         raise OnePassError(f"{layer} synchronises its statistics among processes")
-    if isinstance(module, (*SEPARATE_NORMS, nn.Embedding)) or norm_form(module) is not None or is_frozen_norm(module):
+    if isinstance(module, nn.Embedding) or is_norm_of_channels(module):
         return 1
     if side == Side.OUT:
         if norms is None:

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparsefw.compression.structure.channels import SEPARATE_NORMS
 from sparsefw.compression.structure.layers import as_matrices, channel_axis, from_matrices, weight_of
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {
     1: F.conv1d,
@@ -28,7 +26,7 @@ class Sliced(nn.Module):
     _slice_parts         the first part of every slice, if the batch is divided into parts of equal length
     _slice_average       (parts, parts): averages a figure of the parts over the slice of each; None if there are no equal parts
     _slice_masks         (parts, channels): of the outputs
-    _slice_axis          of the channels, in layers that are neither convolutions nor norms channel by channel
+    _slice_axis          of the channels in the outputs
     _slice_keeps_bias    whether outputs that are masked are the bias
     _slice_projections   for every slice, (groups, n, n): of the outputs without their bias, or of the inputs
     _slice_of_inputs     which of the two
@@ -53,7 +51,7 @@ class Sliced(nn.Module):
         if masks is None:
             return output
         *small, whole = _divided(output, self._slice_ends)
-        axis = 1 if isinstance(self, (*CONVOLUTIONS, *TRANSPOSED, *SEPARATE_NORMS)) else self._slice_axis
+        axis = self._slice_axis
         bias: Any = self.bias if self._slice_keeps_bias else None
         silenced = []
         for outputs, part in zip(small, self._slice_parts, strict=False):

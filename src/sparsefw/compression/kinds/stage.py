@@ -19,8 +19,7 @@ from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
 from sparsefw.compression.structure.attention import rows_of_heads
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Channels, Side, is_frozen_norm
-from sparsefw.compression.structure.counted_norms import norm_form
+from sparsefw.compression.structure.channels import Channels, Side, is_norm_of_channels
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
 
@@ -235,8 +234,6 @@ def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
             if isinstance(module, AnyConv):
                 times = module.out_channels // module.in_channels
                 rows[edit.layer] = [channel * times + i for channel in edit.kept for i in range(times)]
-            elif module is not None and (
-                isinstance(module, SEPARATE_NORMS) or norm_form(module) is not None or is_frozen_norm(module)
-            ):
+            elif module is not None and is_norm_of_channels(module):
                 rows[edit.layer] = list(edit.kept)
     return rows

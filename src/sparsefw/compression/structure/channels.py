@@ -91,6 +91,11 @@ def is_frozen_norm(module: nn.Module) -> bool:
     return numbers <= buffers and not any(True for _ in module.parameters()) and "norm" in type(module).__name__.lower()
 
 
+def is_norm_of_channels(module: nn.Module) -> bool:
+    """Return whether it is a norm that loses channels: one of each channel by itself, or one over all channels."""
+    return isinstance(module, SEPARATE_NORMS) or is_frozen_norm(module) or norm_form(module) is not None
+
+
 def axis_of_channels(parameter: Tensor) -> int | None:
     """Return the axis of channels in a parameter outside of layers: its only long one, or that of (1, positions, channels)."""
     long = [axis for axis, length in enumerate(parameter.shape) if length > 1]
