@@ -24,11 +24,12 @@ OVER_SIZES = "sizes"  # the variant that is compressed in the end
 DROP = 1  # percentage points of accuracy that the small network may lose
 
 EXPLANATION = """\
-What you just saw: the same small ResNet was trained three times on handwritten digits: by SGD; by SparseFW over sizes, where few
-filters may grow, and the network without a random share of them learns what the whole one says; and by SparseFW with few
-singular directions allowed to grow. Then filters or singular values were removed, and nothing was trained again. "plain" only
-recomputes the BatchNorm statistics; "refit" also fits the remaining weights, in closed form and without labels, to the outputs
-of the whole network. The small network was chosen on validation images; all figures are of test images."""
+What you just saw: the same small ResNet was trained three times on handwritten digits: by SGD; by SparseFW over sizes,
+where few filters may grow, and the network without a random share of them learns what the whole one says, at twice the
+cost; and by SparseFW with few singular directions allowed to grow. Then filters or singular values were removed, and
+nothing was trained again. "plain" only recomputes the BatchNorm statistics; "refit" also fits the remaining weights, in
+closed form and without labels, to the outputs of the whole network. The small network was chosen on validation images; all
+figures are of test images."""
 NEXT_COMMANDS = {
     "sparsefw compress {run}/sizes --filters 0.8 -o small --onnx": "another size, from the same training",
     "sparsefw finetune {run}/sgd": "teach the network of SGD to work at every size, in five epochs",
