@@ -219,6 +219,8 @@ def test_progress_of_the_whole_counts_layers_by_their_size():
     assert progress.compressible == pytest.approx((3 * 4 / math.hypot(0.1, 4) + 1) / 4)
     assert progress.renewed == progress.clamped == 0
     assert optimizer.diagnostics().total == progress
+    layers = list(optimizer.progress_of_layers().values())
+    assert [(entries, part.decayed) for entries, part in layers] == [(3, pytest.approx(2 / 3)), (1, 0)]
     assert str(optimizer.diagnostics()).splitlines()[-1].startswith("all layers: renewed 0.00 times, 50% decayed")
     assert SFW([{"params": [q], "region": None}]).progress() is None
 

@@ -60,6 +60,7 @@ EPOCHS = [
             {"loss": 1.1, "accuracy": 59.0},
             ConstraintFigures(1.5, 0.25, 0.9, 0.0),
             ObservedFigures(gradient_norm=0.5),
+            {"conv1.weight": ConstraintFigures(2.0, 0.5, 0.8, 0.0), "layer1.0.weight": ConstraintFigures(1.0)},
         ),
     ),
 ]

@@ -50,6 +50,23 @@ def test_where_validation_is_due_the_row_tells_of_the_constraint(healthy):
     assert flat_metrics(epochs[-1])["constraint/compressible"] == figures[-1]["compressible"]
 
 
+def test_where_validation_is_due_the_row_tells_of_every_constrained_layer(healthy):
+    training = prepare(config("filters"), None, Display("", quiet=True))
+    sizes = {name: p.numel() for name, p in training.model.named_parameters()}
+    groups = [group for group in training.optimizer.param_groups if group["region"]]
+    constrained = [name for group in groups for name in group["param_names"]]
+    for epoch in read_epochs(healthy[0]):
+        layers = epoch.figures.layers
+        if epoch.figures.constraint is None:
+            assert layers == {}
+            continue
+        blocks = {name: name.split(" + ") for name in layers}  # coupled weights are one block
+        assert sorted(name for block in blocks.values() for name in block) == sorted(constrained)
+        weights = {name: sum(sizes[part] for part in block) for name, block in blocks.items()}
+        whole = sum(weights[name] * layer.decayed for name, layer in layers.items()) / sum(weights.values())
+        assert epoch.figures.constraint.decayed == pytest.approx(whole)
+
+
 def test_a_healthy_run_has_no_warnings(healthy):
     folder, found = healthy
     assert found["warnings"] == json.loads((folder / "result.json").read_text())["warnings"] == []
@@ -89,7 +106,7 @@ def test_what_is_planned_counts_groups_by_their_size():
     )  # the paper's rule plans none
     free = SFW([{"params": list(model.parameters()), "region": None}])
     assert planned_renewals(free) is None
-    assert constraint_figures(free) is None
+    assert constraint_figures(free) == (None, {})
 
 
 def test_a_run_that_goes_wrong_says_so_once_though_quiet_and_in_its_result(tmp_path, capsys):

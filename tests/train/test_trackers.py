@@ -109,7 +109,8 @@ def test_a_missing_package_is_named_in_one_line_before_anything_is_written(tmp_p
     assert os.listdir(tmp_path) == []
 
 
-def test_nested_figures_get_names_with_slashes_and_what_is_no_number_is_left_out():
-    figures = EpochFigures({"loss": 0.5}, None, ConstraintFigures(renewed=1.5))
+def test_nested_figures_get_names_with_slashes_and_what_is_no_number_or_of_one_layer_is_left_out():
+    whole, layer = ConstraintFigures(renewed=1.5), ConstraintFigures(renewed=2.0)
+    figures = EpochFigures({"loss": 0.5}, None, whole, layers={"conv1.weight + bn1.weight": layer})
     values = flat_metrics(EpochRecord(1, None, None, None, 0.1, figures))
     assert values == {"epoch": 1, "lr": 0.1, "train/loss": 0.5, "constraint/renewed": 1.5}

@@ -330,10 +330,16 @@ class SFW(torch.optim.Optimizer):
 
         None where nothing is constrained.
         """
-        parts: list[tuple[int, ConstraintProgress]] = []
-        for region, stack, _ in self._labelled_stacks():
-            parts += progress_of_blocks(stack, region, self._weights_of(stack))
+        parts = list(self.progress_of_layers().values())
         return mean_progress(parts) if parts else None
+
+    @torch.no_grad()
+    def progress_of_layers(self) -> dict[str, tuple[int, ConstraintProgress]]:
+        """Return how many weights each constrained block has, and its progress, by name; reads the device."""
+        found: dict[str, tuple[int, ConstraintProgress]] = {}
+        for region, stack, names in self._labelled_stacks():
+            found.update(zip(names, progress_of_blocks(stack, region, self._weights_of(stack)), strict=True))
+        return found
 
     @torch.no_grad()
     def diagnostics(self) -> LayerReports:

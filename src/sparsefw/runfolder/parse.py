@@ -117,6 +117,10 @@ def parse_epoch(content: Content) -> EpochRecord:
         validation=_figures(content.get("validation")),
         constraint=ConstraintFigures(**_known(constraint, ConstraintFigures)) if constraint else None,
         observed=ObservedFigures(**_known(observed, ObservedFigures)) if observed else None,
+        layers={
+            str(name): ConstraintFigures(**_known(layer, ConstraintFigures))
+            for name, layer in (content.get("layers") or {}).items()
+        },
     )
     return EpochRecord(
         epoch=int(content["epoch"]),

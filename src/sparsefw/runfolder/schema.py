@@ -165,7 +165,7 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class ConstraintFigures:
-    """How far the constraint has come, over all constrained weights.
+    """How far the constraint has come, over all constrained weights or in one layer.
 
     renewed        how often the weights were renewed
     decayed        share of filters, directions or weights below 5 % of the largest of their layer
@@ -189,18 +189,26 @@ class ObservedFigures:
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """The figures of one epoch; None where they were not due."""
+    """The figures of one epoch; None where they were not due.
+
+    layers   name of a constrained weight -> its part of `constraint`
+    """
 
     train: Figures
     validation: Figures | None = None
     constraint: ConstraintFigures | None = None
     observed: ObservedFigures | None = None
+    layers: Mapping[str, ConstraintFigures] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, dict[str, float]]:
+    def to_json(self) -> dict[str, dict[str, Any]]:
         parts = {name: getattr(self, name) for name in ("train", "validation", "constraint", "observed")}
-        present = {name: part for name, part in parts.items() if part is not None}
-        tables = {name: dict(part) if isinstance(part, Mapping) else asdict(part) for name, part in present.items()}
-        return {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+        tables: dict[str, dict[str, Any]] = {name: _table(part) for name, part in parts.items() if part is not None}
+        return tables | ({"layers": {name: _table(part) for name, part in self.layers.items()}} if self.layers else {})
+
+
+def _table(figures: Any) -> dict[str, float]:
+    table = dict(figures) if isinstance(figures, Mapping) else asdict(figures)
+    return {name: value for name, value in table.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
-from sparsefw.optim import SFW, Horizon
+from sparsefw.optim import SFW, ConstraintProgress, Horizon
+from sparsefw.optim.diagnostics import mean_progress
 from sparsefw.runfolder.schema import ConstraintFigures
 
 
-def constraint_figures(optimizer: SFW) -> ConstraintFigures | None:
-    """Return the figures over all constrained weights; None where none are constrained. Reads the device."""
-    progress = optimizer.progress()
-    return None if progress is None else ConstraintFigures(**asdict(progress))
+def constraint_figures(optimizer: SFW) -> tuple[ConstraintFigures | None, Mapping[str, ConstraintFigures]]:
+    """Return the figures over all constrained weights, None where there are none, and those of each layer. Reads the device."""
+    parts = optimizer.progress_of_layers()
+    layers = {name: _figures(progress) for name, (_, progress) in parts.items()}
+    return (_figures(mean_progress(list(parts.values()))) if parts else None), layers
+
+
+def _figures(progress: ConstraintProgress) -> ConstraintFigures:
+    return ConstraintFigures(**asdict(progress))
 
 
 def planned_renewals(optimizer: SFW) -> float | None:

@@ -219,8 +219,8 @@ def epoch_figures(training: Training) -> EpochFigures:
     validation = None
     if due and t.data.validation is not None:
         validation = evaluate(evaluated_model(t), t.data.validation, t.task, t.engine)
-    constraint = constraint_figures(t.optimizer) if due else None
-    return EpochFigures(train_metrics, validation, constraint, observations(t))
+    constraint, layers = constraint_figures(t.optimizer) if due else (None, {})
+    return EpochFigures(train_metrics, validation, constraint, observations(t), layers)
 
 
 def observations(training: Training) -> ObservedFigures | None:

@@ -142,6 +142,8 @@ def open_trackers(config: RunConfig, folder: Path, step: int) -> list[Tracker]:
 
 
 def flat_metrics(record: EpochRecord) -> dict[str, float]:
-    """Return all numbers of an epoch under flat names, such as "validation/accuracy"."""
-    values = flatten(record.to_json(), "/")
+    """Return all numbers of an epoch but those of single layers under flat names, such as "validation/accuracy"."""
+    tables = record.to_json()
+    tables.pop("layers", None)
+    values = flatten(tables, "/")
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
