@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "scalars": set(),
     "errors": set(),
     "atomic_io": set(),
+    "child_processes": set(),
     "user_cache": set(),
     "layer_types": set(),
     "kind_words": set(),
@@ -36,16 +37,16 @@ ALLOWED: dict[str, set[str]] = {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
         "scalars", "text",
     },
-    "data": {"config_base", "limits", "atomic_io", "user_cache", "randomness", "text"},
+    "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
     "runfolder": {"kinds", "limits", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
-        "environment", "config_base", "limits", "atomic_io", "errors", "randomness", "text", "__version__",
+        "environment", "config_base", "limits", "atomic_io", "child_processes", "errors", "randomness", "text", "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",
-        "environment", "config_base", "atomic_io", "errors", "own_code", "scalars", "text",
+        "environment", "config_base", "atomic_io", "child_processes", "errors", "own_code", "scalars", "text",
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {  # reads run folders, never trains
@@ -54,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"data", "kinds", "methods", "train", "environment", "config_base", "text"},
     "reproduce": {
         "kinds", "train", "sweep", "plotting", "report", "bench", "runfolder",
-        "environment", "config_base", "atomic_io", "errors", "text",
+        "environment", "config_base", "atomic_io", "child_processes", "errors", "text",
     },
     "cli": {
         "geometry", "kinds", "kind_words", "recovery_words", "models", "compression", "data", "methods", "train", "sweep",

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from data.dataset_writers import encoded, picture, put, write
 from sparsefw.data import DataError, decode_images, open_part
 from sparsefw.data.cache_entries import content_hash
 from sparsefw.data.image_source import Item, Source
+from train.harness import is_running
 
 
 def counted(source: Source) -> tuple[Source, list[int]]:
@@ -56,6 +59,36 @@ def test_by_processes(tmp_path):
     decoded = decode_images(open_part("cifar10", tmp_path, "train"), None, 2, "error")
     assert decoded.targets.tolist() == [target for _, target in written]
     assert all(np.array_equal(decoded.images[i], image.transpose(2, 0, 1)) for i, (image, _) in enumerate(written))
+
+
+DECODES = """
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+from sparsefw.data import open_part
+from sparsefw.data.decoding import _chunk_ranges, _decoded_chunks
+
+source = open_part("cifar10", Path(sys.argv[1]), "train")
+chunks = _decoded_chunks(source, _chunk_ranges(source, 2), 2)
+next(chunks)
+print(*(child.pid for child in active_children()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_that_decode_end_with_a_killed_training(tmp_path):
+    write("cifar10", tmp_path, format="parquet", images=700)
+    process = subprocess.Popen(
+        [sys.executable, "-c", DECODES, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while any(is_running(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def damaged_folder(folder: Path, images: int = 6) -> None:

@@ -96,13 +96,26 @@ def trained(words: list[str], **environment: str) -> str:
     return ended(start(words, **environment))[1]
 
 
-def torchrun(words: list[str], processes: int = 2, **environment: str) -> subprocess.Popen[str]:
+def torchrun(words: list[str], processes: int = 2, restarts: int = 0, **environment: str) -> subprocess.Popen[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={port}")
+    launcher += (f"--max-restarts={restarts}",)
     module = ("-m",) if words[0] == "-m" else ()
     return start(words[len(module) :], (*launcher, *module), **environment)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; a dead one that nobody has waited for is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def send_when(process: subprocess.Popen[str], condition: Callable[[], bool], which: int = signal.SIGKILL) -> bool:

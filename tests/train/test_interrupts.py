@@ -13,7 +13,19 @@ import pytest
 from sparsefw.config_base import ConfigError
 from sparsefw.train import Interrupted, RunFolder, fit, load_recipe
 from sparsefw.train import run as run_module
-from train.harness import assert_same_run, checkpoint_steps, command, ended, reached, send_when, start, trained, untimed
+from train.harness import (
+    assert_same_run,
+    checkpoint_steps,
+    children,
+    command,
+    ended,
+    is_running,
+    reached,
+    send_when,
+    start,
+    trained,
+    untimed,
+)
 
 SMALL = ["train.epochs=2", "model.arguments.width=4", "data.batch_size=400", "engine.device=cpu"]
 
@@ -108,6 +120,32 @@ def test_a_second_process_in_the_same_folder_is_refused_in_one_line(tmp_path):
         ended(first, code=None)
     with RunFolder(folder).locked():  # the lock went with its process
         pass
+
+
+@pytest.mark.slow
+def test_the_readers_of_a_killed_run_do_not_keep_its_folder(tmp_path):
+    """They live on for seconds; the same command must go on at once."""
+    folder = tmp_path / "run"
+    process = start(command("digits-resnet-sgd", folder, "data.resident=false", "engine.workers=2", epochs=500))
+    readers: list[int] = []
+
+    def moment() -> bool:
+        if reached(folder, 1)():
+            readers.extend(children(process.pid))
+        for reader in readers:
+            os.kill(reader, signal.SIGSTOP)  # so that they do not notice that it is gone
+        return bool(readers)
+
+    try:
+        assert send_when(process, moment)
+        process.wait()
+        assert all(is_running(reader) for reader in readers)
+        with RunFolder(folder).locked():
+            pass
+    finally:
+        for reader in readers:
+            os.kill(reader, signal.SIGKILL)
+        ended(process, code=None)
 
 
 @pytest.mark.parametrize(

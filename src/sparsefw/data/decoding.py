@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from sparsefw.child_processes import end_with_parent
 from sparsefw.data.cache_entries import content_hash, replaced_entry
 from sparsefw.data.errors import DataError
 from sparsefw.data.image_source import ArraySource, FileSource, Item, Source
@@ -164,6 +165,7 @@ _process_source: list[Source] = []  # in a worker process: its copy of the sourc
 
 
 def _set_source(source: Source) -> None:
+    end_with_parent()  # Python's pools wait for work for ever, also where the process that they work for was killed
     _process_source[:] = [source]
 
 

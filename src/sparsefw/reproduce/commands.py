@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,10 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from sparsefw.child_processes import end_with_parent
 from sparsefw.errors import Interrupted
 from sparsefw.sweep.processes import stop_signals_collected, thread_variables
 
@@ -86,7 +86,7 @@ class Process(subprocess.Popen[str]):
             stdout=subprocess.DEVNULL,
             stderr=self.messages,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
 
     def last_line(self) -> str:
@@ -95,10 +95,3 @@ class Process(subprocess.Popen[str]):
             file.seek(0)
             lines = file.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self.returncode}"
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the parent process ends; does nothing on systems without that."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

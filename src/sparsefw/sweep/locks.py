@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparsefw.child_processes import keep_from_children
 from sparsefw.sweep.files import WORKERS_FOLDER
 
 _WORKER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -35,6 +36,7 @@ def registered_worker(folder: Path) -> Iterator[Worker]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        keep_from_children(file)
         try:
             yield worker
         finally:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from torch import nn
 
 from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
+from sparsefw.child_processes import keep_from_children
 from sparsefw.config_base import ConfigError, flatten, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.methods.base import UnknownMethod
@@ -133,6 +134,7 @@ class RunFolder:
                 ) from None
             except OSError as error:
                 raise ConfigError(f"{self.path} cannot be locked: {error.strerror}") from None
+            keep_from_children(file)
             if os.path.samestat(os.fstat(file.fileno()), os.stat(self.paths.lock)):
                 opened.pop_all()
                 return file
