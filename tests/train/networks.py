@@ -24,6 +24,15 @@ def one_batch_norm(width: int = 8) -> nn.Module:
 
 
 @model_factory
+def norm_and_dropout(width: int = 8) -> nn.Module:
+    """Of sizes that three processes sum in several orders, with running statistics and numbers of its own."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2),
+        nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(9 * width, 10),
+    )  # fmt: skip
+
+
+@model_factory
 def linear_only(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
 

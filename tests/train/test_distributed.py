@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,10 @@ from safetensors.torch import load_file
 
 from train.harness import (
     TESTS,
+    assert_same_run,
+    being_written,
     checkpoint_steps,
+    children,
     command,
     ended,
     reached,
@@ -25,6 +28,7 @@ from train.harness import (
 )
 
 GROUP_NORM = "model.name=train.networks:group_norm"
+FAULTY = ("model.name=train.networks:norm_and_dropout", "data.batch_size=60")  # of two processes as well as of three
 ONE_NORM = "model.name=train.networks:one_batch_norm"
 
 pytestmark = pytest.mark.slow
@@ -103,11 +107,6 @@ def test_one_process_writes_and_speaks(tmp_path):
     ]
 
 
-def workers(launcher: subprocess.Popen[str]) -> list[int]:
-    found = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return [int(pid) for pid in found]
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 def test_one_of_two_killed_both_end_and_the_same_command_goes_on_to_the_same_end(tmp_path, victim):
     words = command("digits-resnet-rank", tmp_path / "run", "train.ema=0.9")
@@ -116,7 +115,7 @@ def test_one_of_two_killed_both_end_and_the_same_command_goes_on_to_the_same_end
     def moment() -> bool:
         if max(checkpoint_steps(tmp_path / "run"), default=0) < 24:
             return False
-        os.kill(workers(launcher)[victim], signal.SIGKILL)
+        os.kill(children(launcher.pid)[victim], signal.SIGKILL)
         return True
 
     assert send_when(launcher, moment, 0)
@@ -130,6 +129,69 @@ def test_one_of_two_killed_both_end_and_the_same_command_goes_on_to_the_same_end
     assert untimed(tmp_path / "run") == untimed(tmp_path / "whole")
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of the same run by so many processes, never killed."""
+
+    @functools.cache
+    def folder(processes: int) -> Path:
+        path = tmp_path_factory.mktemp("uninterrupted") / str(processes)
+        ended(torchrun(command("digits-resnet-rank", path, *FAULTY), processes))
+        return path
+
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("processes", "victim", "moment", "seconds"),
+    [
+        (2, 0, lambda folder: reached(folder, 24)(), 0),
+        (2, 1, being_written, 0),
+        (3, 0, being_written, 0),
+        (3, 2, lambda folder: reached(folder, 24)(), 0),
+        (2, 0, lambda folder: bool(untimed(folder)), 600),
+        (2, 1, lambda folder: (folder / ".lock").exists(), 600),
+    ],
+    ids=["first", "second-writing", "first-of-three-writing", "third", "first-without-checkpoint", "second-at-start"],
+)
+def test_torchrun_restarts_the_killed_and_the_run_ends_as_if_nothing_had_happened(
+    tmp_path, uninterrupted, processes, victim, moment, seconds
+):
+    """Whichever process is killed, and whenever: the others end, all resume, and one restart is enough."""
+    folder = tmp_path / "run"
+    words = command("digits-resnet-rank", folder, *FAULTY, f"engine.checkpoint_seconds={seconds}")
+    launcher = torchrun(words, processes, restarts=1)
+
+    def killed() -> bool:
+        if not moment(folder):
+            return False
+        os.kill(children(launcher.pid)[victim], signal.SIGKILL)
+        return True
+
+    assert send_when(launcher, killed, 0)
+    _, err = ended(launcher)
+    assert err.count("exitcode: -9") == 1
+    assert_same_run(folder, uninterrupted(processes))
+
+
+def test_three_processes_that_are_asked_to_stop_go_on_to_the_last_bit(tmp_path, uninterrupted):
+    """Their gradients are added in the same order after the resume."""
+    words = command("digits-resnet-rank", tmp_path / "run", *FAULTY)
+    launcher = torchrun(words, 3)
+    assert send_when(launcher, reached(tmp_path / "run", 24), signal.SIGTERM)
+    ended(launcher, code=None)
+    assert "resuming from step" in ended(torchrun(words, 3))[1]
+    assert_same_run(tmp_path / "run", uninterrupted(3))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_restarted_processes_meet_although_the_store_has_the_addresses_of_dead_ones(tmp_path, late):
+    """One starts seconds after the other, which has then only the addresses of the first attempt to read."""
+    script = Path(TESTS) / "train" / "restarted.py"
+    ended(torchrun([str(script), str(late), str(tmp_path / "sum")], restarts=1))
+    assert (tmp_path / "sum").read_text() == "2.0"
+
+
 @pytest.mark.parametrize("asked", ["launcher", 0, 1])
 def test_asked_to_stop_all_stop_at_the_same_step_and_lose_nothing(tmp_path, asked):
     """Whoever was asked. There is no other checkpoint than the one written then."""
@@ -139,7 +201,7 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_lose_nothing(tmp_path, aske
     def moment() -> bool:
         if len(untimed(tmp_path / "run")) < 1:
             return False
-        os.kill(launcher.pid if asked == "launcher" else workers(launcher)[asked], signal.SIGTERM)
+        os.kill(launcher.pid if asked == "launcher" else children(launcher.pid)[asked], signal.SIGTERM)
         return True
 
     assert send_when(launcher, moment, 0)

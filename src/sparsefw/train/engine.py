@@ -18,6 +18,7 @@ from sparsefw.data.batches import Share
 from sparsefw.environment import usable_cores
 from sparsefw.models import MODELS
 from sparsefw.train.config import RunConfig
+from sparsefw.train.rendezvous import fresh_store
 
 # Compiling takes half a minute or more; in shorter trainings it never pays for itself.
 COMPILED_STEPS = 3000
@@ -115,7 +116,8 @@ def join_processes(device: str) -> Share:
         on_gpu = device != "cpu" and torch.cuda.is_available()
         if on_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("nccl" if on_gpu else "gloo")
+        store, rank, world = fresh_store()
+        distributed.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world)
     return Share(distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else Share()
 
 

@@ -56,6 +56,7 @@ class Step:
         self._whole = self._parallel(model)
         self.net: Callable[[Tensor], Tensor] = torch.compile(self._whole) if engine.compile else self._whole
         self._adjusts = method.overrides("adjust")
+        self._buckets_are_final = engine.share.world <= 2  # a sum of two does not depend on its order
 
     def _parallel(self, model: nn.Module) -> nn.Module:
         if self.engine.share.world == 1:
@@ -64,6 +65,8 @@ class Step:
         return nn.parallel.DistributedDataParallel(model, device_ids=ids)
 
     def __call__(self, batch: Batch) -> Tensor:
+        if not self._buckets_are_final:
+            self._rehearse(batch)
         self.optimizer.zero_grad(set_to_none=True)
         with tried_convolutions():
             sums = self.method.gradients(self.model, batch, ScaledBackward(self))
@@ -77,6 +80,23 @@ class Step:
         if self.average is not None:
             self.average.update()
         return sums
+
+    def _rehearse(self, batch: Batch) -> None:
+        """Compute gradients once, for nothing.
+
+        DistributedDataParallel puts gradients into other buckets after its first backward pass, which changes the order in which
+        those of three or more processes are added. So a resumed run would round its first step otherwise than the whole run did.
+        """
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        devices = [self.engine.device] if self.engine.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            with self.engine.autocast():
+                output = self.net(batch.inputs)
+            self.task.loss(output, batch.targets).backward()
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        self._buckets_are_final = True
 
     def _gradient_norm(self) -> Tensor:
         """Return the norm of the gradients before the method adjusts them."""
