@@ -6,7 +6,7 @@ READY := .venv/.ready
 # What users need; READY has what developers need.
 USABLE := .venv/.usable
 
-.PHONY: help demo quickstart test test-all lint types fast slow bench format clean
+.PHONY: help demo quickstart test test-all faults lint types fast slow bench format clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +39,13 @@ lint: $(READY)  ## ruff
 
 types: $(READY)  ## mypy
 	$(BIN)/mypy
+
+# FAULTS=N SEED=S: how many faults, and the seed that draws them; FAULTS_TABLE=FILE: also write the table there.
+FAULTS ?= 200
+SEED ?= 0
+
+faults: $(READY)  ## 200 faults, drawn from SEED=0, happen to all commands; a table of promises (under 40 minutes on 2 cores)
+	OMP_NUM_THREADS=1 FAULTS=$(FAULTS) SEED=$(SEED) $(BIN)/pytest -n 2 tests/faults
 
 # One thread per test process: two processes of two threads each are slower than two of one on 2 cores.
 fast: $(READY)
