@@ -112,6 +112,7 @@ def test_pipes_and_devices_are_no_files(tmp_path):
         ("+A1", "'+A1"),
         ("-A1", "'-A1"),
         ("@sum", "'@sum"),
+        ("\n=1", "'\n=1"),
         ("-1.5", "-1.5"),
         ("SGD", "SGD"),
         ("", ""),

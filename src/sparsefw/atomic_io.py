@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
+import secrets
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)
+_NAME_LENGTH = 50  # characters of the target in the name of a temporary folder; names end at 255 bytes
+_LOCK = ".sparsefw-lock"  # in a temporary folder
+_OLD = ".sparsefw-old"  # in a temporary folder: the folder that is being replaced
 _RENAME_ATTEMPTS = 100  # of a process that competes with others for the same folder
 _AT_FDCWD = -100  # from Linux's fcntl.h
 _RENAME_EXCHANGE = 2  # from Linux's fs.h
@@ -22,22 +27,16 @@ _RENAME_EXCHANGE = 2  # from Linux's fs.h
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; when the block ends without an error, rename it to `path` in one step.
+    """Yield a path to write a file to; when the block ends without an error, the file replaces `path` in one step.
 
     After an error, a full disk or a kill, the previous file is intact.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".new", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        fsync(temporary)
-        os.replace(temporary, path)
+    with _temporary_beside(path) as (aside, mode):
+        yield aside
+        aside.chmod(mode)
+        fsync(aside)
+        os.replace(aside, path)
         fsync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -46,19 +45,92 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
     Several processes may replace the same folder at once: the last one wins. After an error the previous folder is intact.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", suffix=".new", dir=folder.parent))
-    try:
-        yield temporary
-        for path in temporary.iterdir():
-            path.chmod(0o644)  # some writers create files that only their owner can read
+    with _temporary_beside(folder) as (aside, mode):
+        aside.mkdir()
+        yield aside
+        for path in aside.iterdir():
+            path.chmod(mode)
             fsync(path)
-        fsync(temporary)
-        temporary.chmod(0o755)
-        _replace_folder(temporary, folder)
+        fsync(aside)
+        _replace_folder(aside, folder)
         fsync(folder.parent)
+
+
+@contextlib.contextmanager
+def _temporary_beside(target: Path) -> Iterator[tuple[Path, int]]:
+    """Yield a path in a temporary folder beside `target`, and the mode of a new file; some writers ignore the umask.
+
+    The folder is removed when the block ends; what killed processes left of the same target, when it begins. A process keeps
+    its folder locked, and a kill unlocks it, so that no date has to tell which folders are still in use.
+    Errors of the system name `target` instead of the temporary path.
+    """
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unlocked(target.parent, f".{target.name[:_NAME_LENGTH]}.")
+        temporary, lock = _locked_folder(target)
+    try:
+        with naming(target, temporary):
+            yield temporary / target.name, temporary.stat().st_mode & 0o666
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange, this is the previous folder
+        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange, with the previous folder
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name `path` in errors of the system that name no file, such as those of a write, or one in its temporary folder."""
+    try:
+        yield
+    except OSError as error:
+        failed = path
+        if error.filename is not None:
+            place = Path(os.fsdecode(error.filename))
+            if temporary is None or not place.is_relative_to(temporary):
+                raise
+            if place.is_relative_to(temporary / path.name):
+                failed = path / place.relative_to(temporary / path.name)
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(failed)) from error
+
+
+def _locked_folder(target: Path) -> tuple[Path, int]:
+    """Make a temporary folder beside `target`; return it and its lock, which is held."""
+    while True:
+        temporary = target.with_name(f".{target.name[:_NAME_LENGTH]}.{secrets.token_hex(4)}.new")
+        with naming(target, temporary):
+            temporary.mkdir()
+        with (
+            naming(target, temporary),
+            contextlib.suppress(FileNotFoundError),
+        ):  # it was taken for abandoned before it was locked
+            lock = _open_lock(temporary)
+            with contextlib.suppress(OSError):  # no locks on this file system: then nothing is taken for abandoned
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(temporary / _LOCK)):
+                    return temporary, lock
+            os.close(lock)
+
+
+def _open_lock(temporary: Path) -> int:
+    return os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+
+
+def _remove_unlocked(folder: Path, prefix: str) -> None:
+    """Remove the temporary folders with this prefix whose process is dead."""
+    for name in os.listdir(folder):
+        temporary = folder / name
+        if not (name.startswith(prefix) and is_leftover(name)) or temporary.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # it is locked, gone, or belongs to another user
+            lock = _open_lock(temporary)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if all((folder / old.name).exists() for old in temporary.glob(f"{_OLD}/*")):
+                    shutil.rmtree(temporary)
+            finally:
+                os.close(lock)
 
 
 def _replace_folder(new: Path, old: Path) -> None:
@@ -69,7 +141,8 @@ def _replace_folder(new: Path, old: Path) -> None:
         if _exchange(new, old):
             return None
         # The system cannot exchange names, or another process has just moved `old`: move it out of the way.
-        backup = new.with_suffix(".old")
+        backup = new.parent / _OLD / old.name
+        backup.parent.mkdir(exist_ok=True)
         with contextlib.suppress(OSError):
             os.rename(old, backup)
             try:
@@ -77,7 +150,7 @@ def _replace_folder(new: Path, old: Path) -> None:
             except OSError:
                 os.rename(backup, old)  # fails where another process has already put its folder there
             else:
-                return shutil.rmtree(backup, ignore_errors=True)
+                return None
     return os.rename(new, old)  # raises the error of the system
 
 
@@ -106,21 +179,18 @@ def file_digest(path: Path) -> str:
 
 
 def is_leftover(name: str) -> bool:
-    """Return whether a file or folder of this name is a temporary one of this module.
+    """Return whether a folder of this name is a temporary one of this module.
 
-    >>> is_leftover(".plan.json.x1.new"), is_leftover("plan.json")
+    >>> is_leftover(".plan.json.0123abcd.new"), is_leftover("plan.json")
     (True, False)
     """
-    return name.startswith(".") and name.endswith((".new", ".old"))
+    return _TEMPORARY.fullmatch(name) is not None
 
 
-def remove_leftovers(folder: Path, older_than: float = 0.0) -> None:
-    """Remove the temporary files and folders of killed processes that were not written to for `older_than` seconds."""
-    for name in os.listdir(folder) if folder.is_dir() else ():
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError):
-            if is_leftover(name) and path.lstat().st_mtime <= time.time() - older_than:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a folder; temporary folders of running ones stay."""
+    if folder.is_dir():
+        _remove_unlocked(folder, ".")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -118,7 +118,7 @@ def test_another_grid_or_setting_is_refused_for_the_same_sweep(tmp_path):
 
 def test_files_of_a_killed_process_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / ".sweep.json.abc.new").touch()
+    (tmp_path / "sweep" / ".sweep.json.0123abcd.new").mkdir()
     (tmp_path / "sweep" / "ledger.db-journal").touch()
     assert begin_sweep(tmp_path).folder == tmp_path / "sweep"
 

@@ -11,7 +11,6 @@ from sparsefw.atomic_io import remove_leftovers, replaced_folder
 from sparsefw.data.errors import DataError
 
 VERSION = 1  # of the entries; entries of another version are never read
-_SECONDS_PER_DAY = 86400
 
 
 def content_hash(facts: Sequence[object], files: Iterable[tuple[str, Path]]) -> str:
@@ -34,7 +33,7 @@ def replaced_entry(entry: Path) -> Iterator[Path]:
     Several processes may write the same entry at once: the last one wins.
     """
     try:
-        remove_leftovers(entry.parent, older_than=_SECONDS_PER_DAY)
+        remove_leftovers(entry.parent)
         with replaced_folder(entry) as folder:
             yield folder
     except OSError as error:

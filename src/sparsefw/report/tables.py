@@ -235,7 +235,7 @@ def _time(seconds: float | None) -> str:
 
 def _inert(cell: str) -> str:
     """Return a cell that no spreadsheet takes for a formula; a number stays one."""
-    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return cell
     try:
         float(cell)

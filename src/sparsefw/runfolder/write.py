@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sparsefw.atomic_io import file_digest, replaced_file, write_json, write_text
+from sparsefw.atomic_io import file_digest, naming, write_bytes, write_json, write_text
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split
 from sparsefw.runfolder.read import RunFolderError, read_epochs, read_facts
 from sparsefw.runfolder.schema import (
@@ -66,10 +66,9 @@ class RunWriter:
 
     def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> str:
         """Write the network, and return the SHA-256 of its file, which belongs into the result."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
-        with replaced_file(self.paths.model) as aside:
-            save_file(dict(tensors), str(aside), {"sparsefw": json.dumps(record.to_json())})
+        write_bytes(self.paths.model, save(dict(tensors), {"sparsefw": json.dumps(record.to_json())}))
         return file_digest(self.paths.model)
 
     def spectra(self, record: SpectraRecord) -> None:
@@ -108,7 +107,7 @@ class EpochWriter:
         write_text(self._path, "".join(map(_line, kept)))
 
     def append(self, *records: EpochRecord) -> None:
-        with self._path.open("a") as file:
+        with naming(self._path), self._path.open("a") as file:
             file.write("".join(map(_line, records)))
             file.flush()
             os.fsync(file.fileno())
@@ -137,9 +136,8 @@ def write_retraining(folder: Path, request: RetrainingRequest) -> None:
 
 def write_phase_weights(folder: Path, phase: int, tensors: Mapping[str, Tensor]) -> Path:
     """Write the pruned weights that a phase starts from, and return their file."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     path = RetrainingPaths(folder).weights(phase)
-    with replaced_file(path) as aside:
-        save_file(dict(tensors), str(aside))
+    write_bytes(path, save(dict(tensors)))
     return path

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefw.atomic_io import file_digest, parse_json, replaced_file
+from sparsefw.atomic_io import file_digest, parse_json, write_bytes
 from sparsefw.config_base import ConfigError
 from sparsefw.text import one_line
 
@@ -37,8 +37,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     tree = _encoded(state, tensors)
     content = save(tensors, {"state": json.dumps(tree)})
     path = folder / f"step-{step:08d}-{hashlib.sha256(content).hexdigest()}.safetensors"
-    with replaced_file(path) as aside:
-        aside.write_bytes(content)
+    write_bytes(path, content)
     earlier = [file for file_step, file in _files(folder) if file_step < step]
     for _, file in _files(folder):
         if file not in (path, *earlier[:1]):

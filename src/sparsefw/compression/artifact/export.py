@@ -9,7 +9,6 @@ import importlib.util
 import io
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sparsefw.atomic_io import naming, replaced_file
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.text import first_line
@@ -40,50 +40,55 @@ def export_onnx(model: nn.Module, example: Any, path: str | os.PathLike[str], *,
     Returns:
         The largest difference between onnxruntime and the model, relative to the outputs.
     """
-    target = Path(path)
-    with _beside(target, model) as folder:
-        aside = folder / target.name
-        program = _onnx_program(model, example)
-        program.save(str(aside), external_data=False)
-        gap = _onnx_gap(model, aside, example)
-        if not gap <= tolerance:
-            raise ExportError(
-                f"onnxruntime differs from the model by {gap:.2g} of its outputs, more than {tolerance:g}"
-            )
-        os.replace(aside, target)
-    return gap
+    with _written(path, model) as aside:
+        return write_onnx(model, example, aside, tolerance)
 
 
 def export_program(model: nn.Module, example: Any, path: str | os.PathLike[str]) -> None:
     """Write a torch.export program (.pt2) with a dynamic batch."""
-    target = Path(path)
-    with _beside(target, model) as folder, evaluating(model), _quiet():
-        aside = folder / target.name
-        torch.export.save(_exported(model, example), str(aside))
-        os.replace(aside, target)
+    with _written(path, model) as aside:
+        write_program(model, example, aside)
 
 
 @contextlib.contextmanager
-def _beside(target: Path, model: nn.Module) -> Iterator[Path]:
-    """A temporary folder for the file, on the same disk, before it is moved into place."""
+def _written(path: str | os.PathLike[str], model: nn.Module) -> Iterator[Path]:
+    """Yield a path to export the model to; ExportError where the file cannot be written."""
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"only a torch.nn.Module can be exported, got {type(model).__name__}; for the result of compress, pass its .model"
         )
     try:
-        folder = tempfile.TemporaryDirectory(dir=target.parent)
+        with replaced_file(Path(path)) as aside:
+            yield aside
     except OSError as error:
-        raise ExportError(f"cannot write {target}: {error.strerror}") from None
-    with folder as name:
-        yield Path(name)
+        raise ExportError(f"cannot write {error.filename or path}: {error.strerror or error}") from error
+
+
+def write_onnx(model: nn.Module, example: Any, path: Path, tolerance: float = 1e-4) -> float:
+    """Write an ONNX file, which a full disk or a kill leaves incomplete; return the gap of export_onnx."""
+    program = _onnx_program(model, example)
+    with naming(path):
+        program.save(str(path), external_data=False)
+    gap = _onnx_gap(model, path, example)
+    if not gap <= tolerance:
+        raise ExportError(f"onnxruntime differs from the model by {gap:.2g} of its outputs, more than {tolerance:g}")
+    return gap
+
+
+def write_program(model: nn.Module, example: Any, path: Path) -> None:
+    """Write a torch.export program, which a full disk or a kill leaves incomplete."""
+    with evaluating(model), _quiet():
+        program = _exported(model, example)
+        with (
+            naming(path),
+            path.open("wb") as file,
+        ):  # given the path, torch says of a full disk only that writing failed
+            torch.export.save(program, file)
 
 
 def onnx_session(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return a function that runs the model once in onnxruntime on these inputs, with as many threads as torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        _onnx_program(model, inputs).save(str(path), external_data=False)
-        session = _session(path)
+    session = _session(_onnx_program(model, inputs).model_proto.SerializeToString())
     feed = _feed(session, inputs)
     return lambda: session.run(None, feed)
 
@@ -120,7 +125,7 @@ def _exported(model: nn.Module, example: Any) -> Any:
 
 def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
     """Return the largest relative difference, on the example and on a batch of another size."""
-    session = _session(path)
+    session = _session(str(path))
     model = _cpu(model)
     tripled = tree_map(lambda t: torch.cat([t, t, t]) if isinstance(t, Tensor) else t, example)
     worst = 0.0
@@ -132,14 +137,15 @@ def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
     return worst
 
 
-def _session(path: Path) -> Any:
+def _session(network: str | bytes) -> Any:
+    """Return a session of a network: the path of its file, or its content."""
     _needs("onnxruntime")
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # Idle threads spin by default and would slow the next measurement, of another session or of torch.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
 
 
 def _feed(session: Any, inputs: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def replaced_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[P
         with atomic_io.replaced_folder(folder) as aside:
             yield aside
     except OSError as error:
-        raise ArtifactError(f"cannot write {folder}: {error.strerror or error}") from error
+        raise ArtifactError(f"cannot write {error.filename or folder}: {error.strerror or error}") from error
 
 
 def check_replaceable(folder: Path, is_ours: Callable[[Path], bool]) -> None:
@@ -45,7 +45,8 @@ def check_replaceable(folder: Path, is_ours: Callable[[Path], bool]) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
+    with atomic_io.naming(path):
+        path.write_text(json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 def digest_of(header: Mapping[str, Any]) -> str:
@@ -64,13 +65,10 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, str(path))
-    except SafetensorError as error:  # its name for a full disk
-        raise OSError(str(error)) from error
+    with atomic_io.naming(path):
+        path.write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.artifact.export import export_onnx, export_program
+from sparsefw.compression.artifact.export import write_onnx, write_program
 from sparsefw.compression.artifact.files import (
     ArtifactError,
     check_hashes,
@@ -79,9 +79,9 @@ def save(
         certificate = _certificate(small, numbers)
         write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
         if onnx:
-            certificate["parity"]["onnxruntime"] = export_onnx(small.model, small.example, aside / "model.onnx")
+            certificate["parity"]["onnxruntime"] = write_onnx(small.model, small.example, aside / "model.onnx")
         if program:
-            export_program(small.model, small.example, aside / "model.pt2")
+            write_program(small.model, small.example, aside / "model.pt2")
         write_json(aside / "certificate.json", certificate)
         header = {
             "format": ONE_SIZE_FORMAT,
