@@ -83,6 +83,10 @@ class Cause(Enum):
         "refitted without asking whether plain would be better: the outputs of part of a batch cannot be compared",
         NOTE,
     )
+    NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
+    NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE
+    NOT_CHECKED_RANDOM = "what it computes is not checked: its outputs are random", NOTE
+    NOT_CHECKED_OUTPUT = "what it computes is not checked: its outputs cannot be compared", NOTE
     STATISTICS_BETWEEN = "interpolated between those stored for the ratios {larger} and {smaller}", NOTE
     STATISTICS_OF_LARGER = "those stored for the ratio {ratio}, the nearest", NOTE
     MACS_OF_LARGER = "counted at the ratio {ratio}: they depend on more than shapes", NOTE

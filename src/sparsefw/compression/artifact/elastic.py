@@ -3,6 +3,8 @@
 plan.json               the dense architecture, what belongs together, and for every stored size its costs; small
 model.safetensors       the dense weights, once, and under names that begin with a dot
                           .order.*           the magnitudes that order the units: any count is a prefix of that order
+                          .probe.*           what the dense network computes on random inputs, which is checked when it is loaded
+                          .size.I.probe.*    what stored size I computes
                           .statistics.I.*    of stored size I: BatchNorm statistics of the channels that stay; in networks
                                              without batch norms, a factor and a bias per channel that stays
 refit-0.7.safetensors   the weights of a size whose remaining weights were fitted, if that was asked for
@@ -23,14 +25,16 @@ from sparsefw.compression.amounts import ratios_of
 from sparsefw.compression.artifact import stage_record
 from sparsefw.compression.artifact.files import digest_of, replaced_folder, sha256, write_json, write_tensors
 from sparsefw.compression.artifact.folder import built_from, is_artifact, state_of
-from sparsefw.compression.artifact.packing import pack, unique_tensors
+from sparsefw.compression.artifact.packing import OWN, pack, unique_tensors
 from sparsefw.compression.artifact.plan import Plan
+from sparsefw.compression.artifact.probe import Probe, note_of, probe_of
 from sparsefw.compression.artifact.shapes import countable_shapes
 from sparsefw.compression.artifact.statistics import Statistics
 from sparsefw.compression.cost import costs
 from sparsefw.compression.kinds import Stage
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.reasons import Reason
 from sparsefw.compression.recovery.choice import Judge
 from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.settings import Settings, SettingsKeywords, settings_from, takes_settings
@@ -39,11 +43,23 @@ from sparsefw.kinds import FILTERS, Kind, kind_of
 from sparsefw.recovery_words import REFIT
 
 ELASTIC_FORMAT = "sparsefw-elastic"
-SCHEMA = 2
+SCHEMA = 3
 WEIGHTS_FILE = "model.safetensors"
-OWN = "."  # no tensor of a network has a name that begins with a dot
-STATISTICS = ".statistics."
-HEADER_KEYS = {"kind", "model", "state", "unfused", "input", "dense", "order", "statistics", "points", "sha256"}
+STATISTICS = f"{OWN}statistics."
+SIZE = f"{OWN}size."
+HEADER_KEYS = {
+    "kind",
+    "model",
+    "state",
+    "unfused",
+    "input",
+    "probe",
+    "dense",
+    "order",
+    "statistics",
+    "points",
+    "sha256",
+}
 FORM_KEYS = {"costs", "metric"}
 POINT_KEYS = {"ratio", "kept", "plain", "refit"}
 DEFAULTS = Settings()
@@ -81,6 +97,7 @@ def save_elastic(
     pipeline = Pipeline(model, settings)
     dense = pipeline.dense
     state = state_of(dense)
+    probe = probe_of(dense, pipeline.example)
     stage = pipeline.stage(kind, dense)
     counts = [stage.counts_for(ratio) for ratio in ratios]
     points: list[dict[str, Any]] = []
@@ -88,6 +105,8 @@ def save_elastic(
     judge = pipeline.judge if isinstance(pipeline.judge, Judge) else None
     agreements: list[float] = []  # of plain
     order, tensors = stage_record.to_file(stage.record(settings.form))
+    if isinstance(probe, Probe):
+        tensors |= probe.outputs(dense)
     for i, (ratio, kept) in enumerate(zip(ratios, counts, strict=True)):
         cut = stage.cut(kept)
         pipeline.recover(dense, [cut], refit=False)
@@ -96,17 +115,20 @@ def save_elastic(
         statistics = Statistics.of_cut(cut)
         layers = statistics.layers
         tensors |= {f"{STATISTICS}{i}.{field}": tensor for field, tensor in statistics.to_file().items()}
+        if isinstance(probe, Probe):
+            tensors |= {f"{SIZE}{i}{name}": output for name, output in probe.outputs(cut.model).items()}
         points.append({"ratio": ratio, "kept": kept, "plain": _measured(pipeline, cut, metric), "refit": None})
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         for point, fitted in zip(points, _refitted(pipeline, stage, counts, agreements), strict=True):
             if fitted is not None:
                 name = f"refit-{point['ratio']!r}.safetensors"
-                write_tensors(aside / name, pack(unique_tensors(fitted.model)))
+                outputs = probe.outputs(fitted.model) if isinstance(probe, Probe) else {}
+                write_tensors(aside / name, {**pack(unique_tensors(fitted.model)), **outputs})
                 own_state = state_of(fitted.model)  # before the metric, which may change the mode
                 point["refit"] = {"file": name, "state": own_state, **_measured(pipeline, fitted, metric)}
         write_tensors(aside / WEIGHTS_FILE, {**unique_tensors(dense), **tensors})
         header = {
-            **_header(pipeline, kind, state),
+            **_header(pipeline, kind, state, probe),
             "order": order,
             "statistics": layers,
             "points": points,
@@ -115,7 +137,7 @@ def save_elastic(
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
 
 
-def _header(pipeline: Pipeline, kind: Kind, state: dict[str, Any]) -> dict[str, Any]:
+def _header(pipeline: Pipeline, kind: Kind, state: dict[str, Any], probe: Probe | Reason) -> dict[str, Any]:
     """Return what plan.json says of the dense network."""
     dense_costs = costs(pipeline.dense, pipeline.example)
     return {
@@ -124,8 +146,9 @@ def _header(pipeline: Pipeline, kind: Kind, state: dict[str, Any]) -> dict[str, 
         "kind": kind.name,
         "model": built_from(pipeline.source),
         "state": state,
-        "unfused": Plan(tuple(pipeline.unfused)).to_json(),
+        "unfused": Plan(tuple(pipeline.unfused), note_of(probe)).to_json(),
         "input": countable_shapes(pipeline.dense, pipeline.example, dense_costs.macs),
+        "probe": probe.to_json() if isinstance(probe, Probe) else None,
         "dense": asdict(dense_costs),
         **environment(),
     }

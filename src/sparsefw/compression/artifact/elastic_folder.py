@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.artifact import stage_record
-from sparsefw.compression.artifact.elastic import OWN, STATISTICS, WEIGHTS_FILE
-from sparsefw.compression.artifact.files import ArtifactError, check_hashes, read_tensors
+from sparsefw.compression.artifact.elastic import SIZE, STATISTICS, WEIGHTS_FILE
+from sparsefw.compression.artifact.files import ArtifactError, check_hashes, read_packed, read_tensors
 from sparsefw.compression.artifact.folder import (
     Constructor,
     dense_architecture,
@@ -23,8 +23,9 @@ from sparsefw.compression.artifact.folder import (
     loaded,
     read_plan,
 )
-from sparsefw.compression.artifact.packing import packed_bytes, unpack
+from sparsefw.compression.artifact.packing import packed_bytes
 from sparsefw.compression.artifact.plan import Plan, Untouched
+from sparsefw.compression.artifact.probe import check
 from sparsefw.compression.artifact.shapes import macs_by_shapes, without_data
 from sparsefw.compression.artifact.statistics import Statistics, interpolated
 from sparsefw.compression.compressed import Compressed
@@ -73,7 +74,9 @@ class ElasticFolder:
     def plain(self, point: Point, target: str | None) -> Compressed:
         """Return a stored size with the dense weights and its own statistics."""
         plan = self._plan(point["kept"])
-        return self._cut(plan, self._statistics(point), point["ratio"], target, point["plain"])
+        small = self._cut(plan, self._statistics(point), point["ratio"], target, point["plain"])
+        self._check(f"{SIZE}{list(self.points).index(point)}")
+        return small
 
     def between(self, ratio: float, kept: Sequence[int], target: str | None) -> Compressed:
         """Return a size that is not stored, with the dense weights and statistics from the stored sizes around it."""
@@ -82,6 +85,7 @@ class ElasticFolder:
             raise ArtifactError(
                 f"{self.path} has masked networks, at {self.kind.name} = {self._ratios(self.points)} only"
             )
+        self._check()
         if kept == self.stage.counts(0.0):
             return self._cut(plan, self.dense, ratio, target, {"costs": self.header["dense"], "metric": None})
         larger = max((p for p in self.points if p["ratio"] < ratio), key=_ratio, default=None)
@@ -112,11 +116,9 @@ class ElasticFolder:
         plan = self._plan(point["kept"])
         with fitting(self.path):
             plan.reshape(self.model)
-        try:
-            tensors = unpack(read_tensors(self.path / entry["file"]))
-        except ValueError as error:
-            raise ArtifactError(f"{self.path / entry['file']} is damaged: {error}") from None
+        tensors = read_packed(self.path / entry["file"])
         fill(self.path, self.model, tensors, entry["state"])
+        check(self.path, self.model, self.header["probe"], tensors)
         return self._loaded(plan, point["ratio"], target, entry, refit=True)
 
     def refit_point(self, ratio: float | None, target: Target | None) -> Point:
@@ -177,6 +179,11 @@ class ElasticFolder:
             )
         return max(small_enough, key=lambda point: int(point[form]["costs"][cost]))
 
+    def _check(self, prefix: str = "") -> None:
+        """Check what the network computes: as a stored size, by the prefix of what is stored of it, or as the dense one."""
+        stored = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+        check(self.path, self.model, self.header["probe"], stored)
+
     def _plan(self, kept: Sequence[int]) -> Plan:
         with fitting(self.path):
             return self.stage.plan(kept)
@@ -221,8 +228,8 @@ class ElasticFolder:
         arguments = self.kind.compress_arguments(ratio)
         by = [] if target is None else list(arguments)
         request = {**arguments, "removed": arguments, "target": target, "by": by, "refit": refit}
-        unfused = read_plan(self.path, self.header["unfused"]).edits
-        plan = Plan((*unfused, *plan.edits), plan.untouched, request)
+        unfused = read_plan(self.path, self.header["unfused"])
+        plan = Plan((*unfused.edits, *plan.edits), (*plan.untouched, *unfused.untouched), request)
         certificate = {
             "costs": {"dense": self.header["dense"], "compressed": entry["costs"]},
             "metrics": {"compressed": entry["metric"]},
@@ -246,7 +253,7 @@ def open_elastic(
     tensors = read_tensors(path / WEIGHTS_FILE)
     # The memory format is set last: setting it copies the weights, and by then they are fewer.
     state = {**header["state"], "channels_last": False}
-    fill(path, model, {name: t for name, t in tensors.items() if not name.startswith(OWN)}, state)
+    fill(path, model, tensors, state)
     try:
         record = stage_record.from_file(header.get("order"), tensors)
     except ValueError as error:

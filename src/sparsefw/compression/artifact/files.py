@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefw import atomic_io
+from sparsefw.compression.artifact.packing import unpack
 
 
 class ArtifactError(ValueError):
@@ -67,8 +68,15 @@ def read_json(path: Path) -> Any:
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
+    apart: dict[str, Tensor] = {}
+    memory: set[int] = set()  # safetensors refuses tensors that share it, such as views of one table
+    for name, t in tensors.items():
+        tensor = t.detach().cpu().contiguous()
+        start = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if start in memory else tensor
+        memory.add(start)
     with atomic_io.naming(path):
-        path.write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
+        path.write_bytes(save(apart))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -80,6 +88,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing: an incomplete copy of an artifact") from None
     except (SafetensorError, OSError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged: {error}") from None
+
+
+def read_packed(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a file, those that were packed unpacked."""
+    try:
+        return unpack(read_tensors(path))
+    except ArtifactError:
+        raise
+    except ValueError as error:
         raise ArtifactError(f"{path} is damaged: {error}") from None
 
 

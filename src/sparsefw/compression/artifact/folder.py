@@ -1,7 +1,8 @@
 """Artifacts: a compressed model on disk, without pickle.
 
 plan.json            the edits of every layer, the name of the dense architecture, hashes of the other files
-model.safetensors    the weights; sparse ones as a bit mask and values
+model.safetensors    the weights and all buffers; sparse ones as a bit mask and values
+                       .probe.*   what the network computes on random inputs, which is checked when it is loaded
 certificate.json     parity of masked, removed and ONNX model, costs, accuracy, versions, hardware, hash of the source weights
 model.onnx           on request
 model.pt2            on request: a torch.export program
@@ -12,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,15 @@ from sparsefw.compression.artifact.files import (
     digest_of,
     hash_tensors,
     read_json,
-    read_tensors,
+    read_packed,
     replaced_folder,
     sha256,
     write_json,
     write_tensors,
 )
-from sparsefw.compression.artifact.packing import pack, unique_tensors, unpack
+from sparsefw.compression.artifact.packing import OWN, buffers_outside_of_state, first_names, pack, unique_tensors
 from sparsefw.compression.artifact.plan import Plan
+from sparsefw.compression.artifact.probe import Probe, check, note_of, probe_of
 from sparsefw.compression.compressed import Compressed
 from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
@@ -45,7 +48,7 @@ from sparsefw.scalars import is_int
 from sparsefw.text import first_line
 
 ONE_SIZE_FORMAT = "sparsefw-artifact"
-SCHEMA = 1
+SCHEMA = 2
 LARGEST_COST = 2**63  # of a certificate that is believed
 Constructor = Callable[[], nn.Module]
 _MISFITS = (
@@ -75,9 +78,12 @@ def save(
         raise ValueError(f"save takes the result of compress, not {given}")
     numbers = _numbers(metrics)
     state = state_of(small.model)
+    probe = probe_of(small.model, small.example)
+    outputs = probe.outputs(small.model) if isinstance(probe, Probe) else {}
+    plan = replace(small.plan, untouched=(*small.plan.untouched, *note_of(probe)))
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         certificate = _certificate(small, numbers)
-        write_tensors(aside / "model.safetensors", pack(unique_tensors(small.model)))
+        write_tensors(aside / "model.safetensors", {**pack(unique_tensors(small.model)), **outputs})
         if onnx:
             certificate["parity"]["onnxruntime"] = write_onnx(small.model, small.example, aside / "model.onnx")
         if program:
@@ -88,7 +94,8 @@ def save(
             "schema": SCHEMA,
             "model": built_from(small.source),
             "state": state,
-            "plan": small.plan.to_json(),
+            "probe": probe.to_json() if isinstance(probe, Probe) else None,
+            "plan": plan.to_json(),
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
         }
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
@@ -100,7 +107,9 @@ def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Construc
     model = dense_architecture(folder, header.get("model"), constructor)
     with fitting(folder):
         plan.reshape(model)
-    fill(folder, model, unpack(read_tensors(folder / "model.safetensors")), header.get("state"))
+    tensors = read_packed(folder / "model.safetensors")
+    fill(folder, model, tensors, header.get("state"))
+    check(folder, model, header.get("probe"), tensors)
     return loaded(folder, model, plan, read_json(folder / "certificate.json"))
 
 
@@ -146,6 +155,8 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "channels_last": any(is_channels_last(p) for p in model.parameters()),
         "training": model.training,
         "otherwise": [n for n, m in model.named_modules() if m.training != model.training],
+        "buffers": list(buffers_outside_of_state(model)),
+        "versions": {n: m._version for n, m in model.named_modules() if m._version != nn.Module._version},
     }
 
 
@@ -193,23 +204,34 @@ def fitting(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any) -> None:
+def fill(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor], state: Any) -> None:
     """Set all tensors of the model, strictly, and the rest of its state; tied tensors are stored once."""
-    names = unique_names(model)
-    missing = sorted(set(names.values()) - set(tensors))
-    surplus = sorted(set(tensors) - set(names.values()))
+    tensors = {name: t for name, t in tensors.items() if not name.startswith(OWN)}
+    names = first_names(model)
+    known = state.get("buffers") if isinstance(state, dict) else None
+    registered = [name for name in tensors if name not in names and isinstance(known, list) and name in known]
+    missing = sorted(first for name, first in names.items() if not {name, first} & set(tensors))
+    surplus = sorted(set(tensors) - set(names) - set(registered))
     if missing or surplus:
         raise ArtifactError(
             f"{folder}: the weights do not fit the network: {_some(missing)} missing, {_some(surplus)} too many"
         )
+    state = _checked_state(folder, model, state)
+    values = {name: tensors[name if name in tensors else first] for name, first in names.items()}
+    values |= {name: tensors[name] for name in registered}  # by code other than the constructor
+    outside = [*buffers_outside_of_state(model), *registered]
+    saved = OrderedDict((name, value) for name, value in values.items() if name not in outside)
+    versions = dict.fromkeys(dict(model.named_modules()), nn.Module._version) | dict(state.get("versions", {}))
+    saved._metadata = {name: {"version": version} for name, version in versions.items()}  # type: ignore[attr-defined]
     try:
-        model.load_state_dict({name: tensors[first] for name, first in names.items()}, strict=True, assign=True)
-    except RuntimeError as error:
+        model.load_state_dict(saved, strict=True, assign=True)
+        for name in outside:
+            _set_buffer(model, name, values[name])
+    except (RuntimeError, KeyError) as error:
         raise ArtifactError(
             f"{folder}: the weights do not fit the network: {str(error).splitlines()[-1].strip()}"
         ) from None
-    retie(model, names)
-    state = _checked_state(folder, model, state)
+    retie(model, {name: first for name, first in names.items() if name not in tensors})
     for name, p in model.named_parameters():
         p.requires_grad_(name not in state.get("frozen", ()))
     if state.get("channels_last"):
@@ -220,27 +242,35 @@ def fill(folder: Path, model: nn.Module, tensors: dict[str, Tensor], state: Any)
         model.get_submodule(name).training = not training
 
 
+def _set_buffer(model: nn.Module, name: str, value: Tensor) -> None:
+    """Set a buffer that is not persistent; register it if the constructor does not."""
+    owner, _, local = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if local in module._buffers:
+        module._buffers[local] = value
+        return
+    if vars(module).get(local, ...) is None:  # a place for it
+        delattr(module, local)
+    module.register_buffer(local, value, persistent=False)
+
+
 def _checked_state(folder: Path, model: nn.Module, state: Any) -> Mapping[str, Any]:
     """Return the state in a plan; ArtifactError unless it is that of this network."""
-    known: dict[str, Mapping[str, Any]] = {
-        "frozen": dict(model.named_parameters()),
-        "otherwise": dict(model.named_modules()),
+    modules = dict(model.named_modules())
+    known: dict[str, Callable[[str], bool]] = {
+        "frozen": dict(model.named_parameters()).__contains__,
+        "otherwise": modules.__contains__,
+        "buffers": lambda name: name.rpartition(".")[0] in modules,
     }
     is_ours = isinstance(state, dict) and all(
         isinstance(state.get(key, []), list)
-        and all(isinstance(name, str) and name in names for name in state.get(key, []))
-        for key, names in known.items()
+        and all(isinstance(name, str) and is_known(name) for name in state.get(key, []))
+        for key, is_known in known.items()
     )
-    if not is_ours:
+    versions = state.get("versions", {}) if is_ours else None
+    if not isinstance(versions, dict) or not all(n in modules and is_int(version) for n, version in versions.items()):
         raise ArtifactError(f"{folder / 'plan.json'}: its state must list parameters and modules of the network")
     return dict(state)
-
-
-def unique_names(model: nn.Module) -> dict[str, str]:
-    """Map every name in the state dict to the first name of the same tensor."""
-    first: dict[Tensor, str] = {}
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return {name: first.setdefault(tensors[name], name) if name in tensors else name for name in model.state_dict()}
 
 
 def retie(model: nn.Module, names: Mapping[str, str]) -> None:

@@ -16,6 +16,8 @@ MASK = ".sparsefw_mask"
 VALUES = ".sparsefw_values"
 SHAPE = ".sparsefw_shape"
 
+OWN = "."  # begins the names of what we store beside a network's tensors: none of theirs begins with a dot
+
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the same tensors, sparse ones as three entries: mask bits, values, shape."""
@@ -61,17 +63,26 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state, with tied tensors once, under their first name."""
-    seen: set[tuple[object, ...]] = set()
-    unique: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor):  # extra state of a user's module
-            continue
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() == 0 or key not in seen:
-            unique[name] = tensor
-        seen.add(key)
-    return unique
+    """Return all tensors of a model, also the buffers that its state dict leaves out; tied ones once, under their first name."""
+    tensors = {**model.state_dict(), **buffers_outside_of_state(model)}
+    return {name: tensors[name].detach() for name, first in first_names(model).items() if name == first}
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Map every name of a tensor, in the state dict or of a buffer outside of it, to the first name of the same tensor."""
+    first: dict[Tensor, str] = {}
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}  # or extra state
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return {
+        name: first.setdefault(tensors[name], name) if name in tensors else name
+        for name in (*state, *buffers_outside_of_state(model))
+    }
+
+
+def buffers_outside_of_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are not persistent, under all of their names."""
+    state = model.state_dict()
+    return {name: b for name, b in model.named_buffers(remove_duplicate=False) if name not in state}
 
 
 def _is_worth_it(tensor: Tensor) -> bool:

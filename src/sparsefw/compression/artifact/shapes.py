@@ -1,8 +1,12 @@
-"""Shapes alone: a network's input as JSON, without its values, and costs counted on tensors that hold no data."""
+"""Shapes alone: a network's input as JSON, without its values, and costs counted on tensors that hold no data.
+
+Of whole numbers, such as the words of a text, the range is there too: a table has no row for others.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +20,9 @@ DTYPES = {str(t): t for t in vars(torch).values() if isinstance(t, torch.dtype)}
 def shapes_of(inputs: Any) -> Any:
     """Return the shapes and dtypes of tensors, in the tuples, lists and dictionaries around them; ValueError for other types."""
     if isinstance(inputs, Tensor):
-        return {"shape": list(inputs.shape), "dtype": str(inputs.dtype)}
+        is_whole = not (inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool)
+        known = {"shape": list(inputs.shape), "dtype": str(inputs.dtype)}
+        return {**known, "range": [int(inputs.min()), int(inputs.max())]} if is_whole and inputs.numel() else known
     if type(inputs) in (tuple, list):
         return {type(inputs).__name__: [shapes_of(entry) for entry in inputs]}
     if type(inputs) is dict and all(isinstance(key, str) for key in inputs):
@@ -26,18 +32,18 @@ def shapes_of(inputs: Any) -> Any:
     raise ValueError(f"an input of type {type(inputs).__name__} has no shapes")
 
 
-def from_shapes(data: Any) -> Any:
-    """Return the inputs with tensors that hold no data; ValueError if these are not shapes."""
+def from_shapes(data: Any, tensor: Callable[[Mapping[str, Any]], Tensor] | None = None) -> Any:
+    """Return the inputs with tensors that hold no data, or those that `tensor` makes; ValueError if these are not shapes."""
     try:
         match data:
             case {"shape": shape, "dtype": dtype}:
-                return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+                return torch.empty(shape, dtype=DTYPES[dtype], device="meta") if tensor is None else tensor(data)
             case {"tuple": entries}:
-                return tuple(from_shapes(entry) for entry in entries)
+                return tuple(from_shapes(entry, tensor) for entry in entries)
             case {"list": entries}:
-                return [from_shapes(entry) for entry in entries]
+                return [from_shapes(entry, tensor) for entry in entries]
             case {"dict": entries}:
-                return {key: from_shapes(value) for key, value in entries.items()}
+                return {key: from_shapes(value, tensor) for key, value in entries.items()}
             case {"value": value}:
                 return value
     except (KeyError, TypeError, AttributeError, RuntimeError):
