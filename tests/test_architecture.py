@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"scalars", "own_code", "text"},
     "compression": {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
-        "scalars", "text",
+        "scalars", "text", "limits",
     },
     "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from compression.networks import ROWS, mlp
-from sparsefw import atomic_io, compress, load, save
+from sparsefw import atomic_io, compress, load, save, save_elastic
 from sparsefw.compression import ArtifactError
 from sparsefw.compression.artifact import files
 from sparsefw.compression.artifact import folder as artifact
 from sparsefw.compression.artifact.files import replaced_folder
+from sparsefw.models import build
 
 KINDS = [
     dict(filters=0.5),
@@ -79,6 +80,35 @@ def test_a_network_outside_of_the_registry_needs_a_constructor(tmp_path):
     assert not again.model.first.weight.requires_grad
     assert again.model.attention.num_heads == 2
     assert again.model.second.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("torchvision:squeezenet1_1", {"num_classes": 5}),
+        ("timm:test_resnet", {"num_classes": 5}),
+        (
+            "timm:vit_small_patch16_rope_224",
+            {"num_classes": 5, "img_size": 64, "depth": 1, "embed_dim": 48, "num_heads": 2},
+        ),
+    ],
+)
+def test_networks_of_other_libraries_are_built_again_without_downloads(name, arguments, tmp_path, monkeypatch):
+    pytest.importorskip("timm" if name.startswith("timm") else "torchvision")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a download was tried")
+
+    for download in ("load_state_dict_from_url", "download_url_to_file"):
+        monkeypatch.setattr(torch.hub, download, refuse)
+    x = torch.randn(2, 3, 64, 64)
+    model = build(name, **arguments).eval()
+    small = compress(model, rank=0.5, example=x)
+    save(small, tmp_path / "a")
+    save_elastic(model, tmp_path / "e", "rank", [0.5], calibration=[x], refit=False)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "a").model(x), small.model(x))
+        assert load(tmp_path / "e", rank=0.5).model.eval()(x).shape == (2, 5)
 
 
 def test_other_constructor_is_refused(small_resnet, batches, tmp_path):
@@ -167,7 +197,8 @@ def edited(folder, change):
         (lambda d: d.update(format="pickle"), "not a sparsefw artifact"),
         (lambda d: d.update(schema=99), "schema 99"),
         (lambda d: d.update(model={"name": "os:system", "arguments": {}}), "os:system"),
-        (lambda d: d.update(model={"name": "timm:resnet18", "arguments": {}}), "timm:resnet18"),
+        (lambda d: d.update(model={"name": "timm:../resnet18", "arguments": {}}), "timm:../resnet18"),
+        (lambda d: d.update(model={"name": "torchvision:alexnet", "arguments": {"weights": "DEFAULT"}}), "weights"),
         (lambda d: d.update(model={"name": "resnet_digits", "arguments": {"colour": 3}}), "colour"),
         (
             lambda d: d.update(model={"name": "resnet_digits", "arguments": {"width": 8, "classes": 10**6}}),
@@ -191,7 +222,7 @@ def edited(folder, change):
         (lambda d: d.pop("sha256"), "no file hashes"),
         (lambda d: d["sha256"].pop("model.safetensors"), "damaged or was edited"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_edited_plan_gives_one_line(change, message, small_resnet, batches, tmp_path):
     save(compress(small_resnet, filters=0.5, calibration=batches, refit=False), tmp_path / "a")

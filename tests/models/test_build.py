@@ -161,7 +161,8 @@ def test_a_module_that_fails_to_import_something_is_not_called_missing(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "name", ["timm:resnet18", "torchvision:resnet18", "own_models:Scaled", "os:system", "resnet19"]
+    "name",
+    ["timm", "torchvision", "hub:resnet18", "timm.models:resnet18", "own_models:Scaled", "os:system", "resnet19"],
 )
 def test_files_reach_the_registry_only(name, own, monkeypatch):
     def refuse(*_: object) -> None:
@@ -196,6 +197,14 @@ def test_records_are_checked_as_arguments_are():
     assert "width must be" in error_line(build_registered, {"name": "resnet_digits", "arguments": {"width": -3}})
     record["arguments"]["classes"] = 8
     assert model.built_from["arguments"] == {"classes": 7}, "the record of a network is its own"
+
+
+@needs_vision
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+@pytest.mark.parametrize("key", ["weights", "pretrained", "checkpoint_path", "pretrained_cfg", "weights_backbone"])
+def test_files_that_name_other_libraries_cannot_make_them_read_or_download(name, key):
+    record = {"name": name, "arguments": {key: "DEFAULT"}}
+    assert f"the argument {key!r} is refused" in error_line(build_registered, record)
 
 
 @needs_vision

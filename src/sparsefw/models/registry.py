@@ -121,23 +121,22 @@ def build_named(
         trust: whether the module of such a name may be imported, which runs it.
         field: where the name is written, for messages.
     """
-    library, _, library_name = name.partition(":")
-    if name in MODELS or not names_code(name):
+    if is_rebuilt_by_name(name) or not names_code(name):
         return build_registered({"name": name, "arguments": dict(arguments)})
     plain_arguments = _plain(name, arguments)
-    if library == "timm":
-        model = external.build_from_timm(library_name, plain_arguments)
-    elif library == "torchvision":
-        model = external.build_from_torchvision(library_name, plain_arguments)
-    else:
-        model = build_from_code(name, plain_arguments, trust, field)
-    return _with_record(model, name, plain_arguments)
+    return _with_record(build_from_code(name, plain_arguments, trust, field), name, plain_arguments)
+
+
+def is_rebuilt_by_name(name: str) -> bool:
+    """Return whether a file may name this network: those of this package, of timm and of torchvision, but nobody's own code."""
+    return name in MODELS or name.startswith(external.LIBRARIES)
 
 
 def build_registered(record: dict[str, Any]) -> nn.Module:
     """Build the network of a record `{"name": ..., "arguments": {...}}` that was read from a file.
 
-    Only names in MODELS are accepted and nothing is imported: no file can make this run foreign code.
+    Only names in MODELS are accepted, and networks of timm and torchvision with arguments of their shape and dropout: no file
+    can make this run foreign code, and nothing is downloaded.
 
     >>> build_registered({"name": "vit_tiny", "arguments": {"width": 24, "depth": 1}}).head.in_features
     24
@@ -148,11 +147,18 @@ def build_registered(record: dict[str, Any]) -> nn.Module:
     arguments = record["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError(f"the record of a model must have a string as name, a dictionary as arguments, got {record!r}")
-    if name not in MODELS:
+    if not is_rebuilt_by_name(name):
         raise ValueError(external.unknown_model(name, MODELS))
     arguments = _plain(name, arguments)
-    check_argument_names(name, MODELS[name].build, arguments)
-    return _with_record(MODELS[name].build(**arguments), name, arguments)
+    library, _, library_name = name.partition(":")
+    if name in MODELS:
+        check_argument_names(name, MODELS[name].build, arguments)
+        model = MODELS[name].build(**arguments)
+    elif library == "timm":
+        model = external.build_from_timm(library_name, arguments)
+    else:
+        model = external.build_from_torchvision(library_name, arguments)
+    return _with_record(model, name, arguments)
 
 
 def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

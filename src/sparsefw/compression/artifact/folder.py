@@ -43,7 +43,7 @@ from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
-from sparsefw.models import build_registered
+from sparsefw.models import MODELS, build_registered, is_rebuilt_by_name
 from sparsefw.scalars import is_int
 from sparsefw.text import first_line
 
@@ -140,9 +140,9 @@ def is_artifact(folder: Path) -> bool:
 
 
 def built_from(model: nn.Module) -> dict[str, Any] | None:
-    """Return the registry's record of the dense architecture; None for a network that is not in the registry."""
+    """Return the record from which the dense architecture is built by name; None for a network of other code."""
     record = getattr(model, "built_from", None)
-    return record if isinstance(record, dict) and ":" not in str(record.get("name")) else None
+    return record if isinstance(record, dict) and is_rebuilt_by_name(str(record.get("name"))) else None
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def read_plan(folder: Path, data: Any) -> Plan:
 
 
 def dense_architecture(folder: Path, record: Any, constructor: Constructor | None) -> nn.Module:
-    """Return the dense network, without weights if the registry builds it. No other name in a file is ever resolved."""
+    """Return the dense network, without weights if it is one of this package. No name of other code is ever resolved."""
     if constructor is not None:
         if isinstance(constructor, nn.Module) or not callable(constructor):
             raise ArtifactError(
@@ -180,11 +180,12 @@ def dense_architecture(folder: Path, record: Any, constructor: Constructor | Non
         return model
     if record is None:
         raise ArtifactError(
-            f"{folder} holds a network that is not in this package's registry: "
+            f"{folder} holds a network that is neither of this package nor of timm or torchvision: "
             "load(folder, constructor), with a function that builds the dense one"
         )
     try:
-        with torch.device("meta"):
+        is_own = isinstance(record, dict) and str(record.get("name")) in MODELS
+        with torch.device("meta" if is_own else "cpu"):  # other libraries compute with what they build
             return build_registered(record)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ArtifactError(f"{folder / 'plan.json'}: {first_line(error)}") from None
