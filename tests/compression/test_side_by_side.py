@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,6 +223,69 @@ def test_the_zoo(architecture: Architecture):
 def test_networks_of_ours_need_one_pass_only():
     assert Sizes(build("resnet18", stem="cifar", width=8), example=torch.zeros(2, 3, 16, 16)).needs_passes is None
     assert Sizes(build("resnet_digits", width=8), example=torch.zeros(2, 1, 8, 8)).needs_passes is None
+
+
+# Several processes
+
+SHARES = (16, 32)  # images of each process
+
+
+def cumulative() -> nn.Module:
+    """Running statistics are plain averages of those of all batches."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU(), nn.Conv2d(8, 4, 3),
+        nn.BatchNorm2d(4, track_running_stats=False),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """Networks with synchronised norms in two processes, which have unequally many images; and what each of them computed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tasks = {}
+    for network, make in {**NETWORKS, "cumulative": cumulative}.items():
+        for cut, (ends, ratios) in ENDS.items():
+            for compiled in [False, True] if network == "plain" else [False]:
+                model = make().double().train()
+                batches = [many(images) * (1 + images) for images in SHARES]
+                tasks[network, cut, compiled] = model, X.double(), ends, ratios, batches, compiled
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    torch.save([(convert(copy.deepcopy(model)), *rest) for model, *rest in tasks.values()], folder / "tasks.pt")
+    worker = Path(__file__).with_name("sliced_worker.py")
+    path = os.pathsep.join([str(worker.parents[1]), os.environ.get("PYTHONPATH", "")])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(folder), str(rank), "2"],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=240)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return {key: (task, found) for (key, task), found in zip(tasks.items(), zip(*results, strict=True), strict=True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ENDS)
+@pytest.mark.parametrize(
+    ("network", "compiled"), [*((network, False) for network in (*NETWORKS, "cumulative")), ("plain", True)], ids=str
+)
+def test_synchronised_norms_see_the_slices_of_all_processes(two_processes, network, cut, compiled):
+    """Outputs, gradients and running statistics are those of one process with all images."""
+    (model, example, ends, ratios, batches, _), found = two_processes[network, cut, compiled]
+    pairs = zip(*(slices(batch, ends) for batch in batches), strict=True)
+    expected = side_by_side(
+        model, Sizes(model, "filters", example=example), ends, ratios, torch.cat([torch.cat(pair) for pair in pairs])
+    )
+    (first, of_first, buffers), (second, of_second, others) = found
+    pairs = zip(slices(first, ends), slices(second, ends), strict=True)
+    torch.testing.assert_close(torch.cat([torch.cat(pair) for pair in pairs]), expected.detach(), rtol=1e-9, atol=1e-9)
+    sums = [None if a is None else a + b for a, b in zip(of_first, of_second, strict=True)]
+    torch.testing.assert_close(sums, gradients(model), rtol=1e-8, atol=1e-8)
+    for statistics in (buffers, others):
+        torch.testing.assert_close(statistics, dict(model.named_buffers()), rtol=1e-9, atol=1e-9)
 
 
 # What is drawn

@@ -253,3 +253,13 @@ def test_processes_that_all_see_the_same_batch_train_as_one_with_that_batch(tmp_
     one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_synchronised_norms_train_over_sizes_as_one_process_with_all_images(tmp_path):
+    """As the shipped recipes: smaller networks learn the outputs of the whole one, whose norms see the images of all."""
+    script = Path(TESTS) / "train" / "synchronised_sizes.py"
+    ended(torchrun([str(script), str(tmp_path / "two.pt")]))
+    trained([str(script), str(tmp_path / "one.pt")])
+    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-8, atol=1e-9, msg=name)

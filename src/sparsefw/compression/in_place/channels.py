@@ -179,8 +179,6 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
     module: Any = model.get_submodule(layer)
     if side == Side.HEADS:
         raise OnePassError(f"{layer} mixes its heads")
-    if isinstance(module, nn.SyncBatchNorm):
-        raise OnePassError(f"{layer} synchronises its statistics among processes")
     if isinstance(module, nn.Embedding) or is_norm_of_channels(module):
         return 1
     if side == Side.OUT:

@@ -27,6 +27,7 @@ from sparsefw.text import first_line
 _TOLERANCE = 1e-2
 _TRIED_RATIO = 0.5
 _OF_THE_MODEL = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, AttributeError)
+_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)  # of batch norms whose statistics are those of each slice
 MOST_PARTS = 64  # of equal length, in which a batch is thought to be divided
 
 
@@ -45,7 +46,7 @@ class SideBySide:
         self._divisions: dict[tuple[float, ...], _Division] = {}
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         for name, module in model.named_modules():
-            if isinstance(module, _BatchNorm) and type(module).forward is not _BatchNorm.forward:
+            if isinstance(module, _BatchNorm) and type(module).forward not in _FORWARDS:
                 raise OnePassError(f"{name} is a {type(module).__name__}, which is no batch norm of torch")
         self._require_agreement(model, example)
 
@@ -165,14 +166,22 @@ def _random_like(example: Any, seed: int) -> Any:
     return tree_map(randomised, example)
 
 
+class _BatchNormOfOneProcess(_BatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
 @contextmanager
 def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norms normalise by the batch, and nothing be random, for the duration of a block."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Let batch norms normalise by the batch of this process, and nothing be random, for the duration of a block."""
+    before = [(module, type(module), module.training) for module in model.modules()]
     try:
-        for module, _ in modes:
+        for module, kind, _ in before:
             module.training = isinstance(module, _BatchNorm)
+            if issubclass(kind, nn.SyncBatchNorm):  # other processes may not try at this moment
+                module.__class__ = _BatchNormOfOneProcess
         yield
     finally:
-        for module, mode in modes:
+        for module, kind, mode in before:
+            module.__class__ = kind
             module.training = mode

@@ -6,10 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparsefw.compression.in_place.slice_norms import (
+    Moments,
+    moments_of_equal_parts,
+    moments_of_processes,
+    normalised,
+)
 from sparsefw.compression.structure.layers import as_matrices, channel_axis, from_matrices, weight_of
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {
@@ -101,20 +107,28 @@ class Sliced(nn.Module):
 
 
 class SlicedBatchNorm(Sliced):
-    """A batch norm that normalises every slice by itself; running statistics are those of the whole network."""
+    """A batch norm that normalises every slice by itself; running statistics are those of the whole network.
+
+    Where it synchronises its statistics, a slice is that of the batches of all processes.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         norm: Any = self
         if not (norm.training or norm.running_mean is None):
             return super().forward(x)
+        slices = _divided(x, self._slice_ends)
+        processes = _synchronised(norm)
+        if processes is not None:
+            return self._among(processes, x, [len(images) for images in slices])
         average = self._slice_average
-        compiled = torch.compiler.is_compiling() and norm.momentum is not None
-        if compiled and average is not None and x.shape[0] % len(average) == 0:
-            return self._in_equal_parts(x, average)
-        *small, whole = _divided(x, self._slice_ends)
-        if any(inputs.numel() == x.shape[1] for inputs in (*small, whole)):
+        if torch.compiler.is_compiling() and average is not None and x.shape[0] % len(average) == 0:
+            with torch.no_grad():
+                moments = moments_of_equal_parts(x, average, self._slice_parts[-1])
+            return self._normalised(x, moments, self._slice_masks)
+        *small, whole = slices
+        if any(inputs.numel() == x.shape[1] for inputs in slices):
             raise ValueError(
-                f"of a batch of {len(x)}, one of {len(small) + 1} networks sees one image, which batch norms cannot normalise: "
+                f"of a batch of {len(x)}, one of {len(slices)} networks sees one image, which batch norms cannot normalise: "
                 "leave such a last batch out (drop_last=True), or draw fewer sizes"
             )
         outputs = []
@@ -125,75 +139,39 @@ class SlicedBatchNorm(Sliced):
         outputs.append(super(Sliced, self).forward(whole))
         return torch.cat(outputs)
 
-    def _in_equal_parts(self, x: Tensor, average: Tensor) -> Tensor:
-        """Compute the same as few expressions over the whole batch, which a compiler fuses into the launches of one batch norm.
-
-        The moments of a slice are those of its parts:  mean = avg mean_i,  variance = avg (variance_i + (mean_i - mean)^2).
-        """
-        norm: Any = self
-        average = average.to(torch.promote_types(x.dtype, torch.float32))
+    @torch.compiler.disable  # its backward pass communicates, which not every torch can trace
+    def _among(self, processes: Any, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        if not all(lengths):
+            raise ValueError(
+                f"of a batch of {len(x)} images in this process, one of {len(lengths)} networks sees none: "
+                "leave such a last batch out (drop_last=True), or draw fewer sizes"
+            )
         with torch.no_grad():
-            parts = x.unflatten(0, (len(average), -1)).to(average.dtype)
-            part_variance, part_mean = torch.var_mean(parts, dim=[1, *range(3, parts.ndim)], correction=0)
-            mean = _averaged(part_mean, average)
-            variance = _averaged(part_variance + (part_mean - mean).square(), average)
-            if norm.running_mean is not None:
+            moments = moments_of_processes(x, lengths, processes)
+        masks = self._slice_masks
+        return self._normalised(
+            x, moments, None if masks is None else torch.stack([masks[part] for part in self._slice_parts])
+        )
+
+    def _normalised(self, x: Tensor, moments: Moments, masks: Tensor | None) -> Tensor:
+        norm: Any = self
+        if norm.running_mean is not None:
+            with torch.no_grad():
                 norm.num_batches_tracked.add_(1)
-                count = (len(average) - self._slice_parts[-1]) * parts[0, :, 0].numel()
-                unbiased = variance[-1] * (count / (count - 1))
-                norm.running_mean.lerp_(mean[-1].to(norm.running_mean.dtype), norm.momentum)
-                norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
-            scale = (variance + norm.eps).rsqrt()
-        weight, bias = _masked(norm.weight, norm.bias, self._slice_masks)
-        weight = torch.ones_like(mean) if weight is None else weight.expand_as(mean)
-        bias = torch.zeros_like(mean) if bias is None else bias.expand_as(mean)
-        normalised: Tensor = _Normalised.apply(x, weight, bias, mean, scale, average)
-        return normalised
+                mean, variance = norm.running_mean, norm.running_var
+                step = norm.num_batches_tracked.to(mean.dtype).reciprocal() if norm.momentum is None else norm.momentum
+                unbiased = moments.variance[-1] * (moments.whole / (moments.whole - 1))
+                mean.lerp_(moments.mean[-1].to(mean.dtype), step)
+                variance.lerp_(unbiased.to(variance.dtype), step)
+        return normalised(x, *_masked(norm.weight, norm.bias, masks), moments, norm.eps)
 
 
-class _Normalised(torch.autograd.Function):
-    """y = weight (x - mean) scale + bias, where mean and scale are those of the slices of x, and change with it.
-
-    With g = dL/dy and avg over a slice:  dL/dx = weight scale (g - avg g - (x - mean) scale^2 avg(g (x - mean))).
-    Derived step by step, gradients of the batch's size would be written and read several times.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, average: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, scale, average)
-        centred = x - _of_images(mean, x)
-        return (centred * _of_images(weight * scale, x) + _of_images(bias, x)).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale, average = ctx.saved_tensors
-        g = gradients[0].to(mean.dtype)
-        centred = x - _of_images(mean, x)
-
-        def summed(values: Tensor) -> Tensor:
-            parts = values.unflatten(0, (len(mean), -1))
-            return parts.sum([1, *range(3, parts.ndim)])
-
-        of_bias, of_centred = summed(g), summed(g * centred)
-        count = x.numel() // mean.numel()  # figures of a channel in a part
-        shift = _averaged(of_bias, average) / count
-        slope = _averaged(of_centred, average) * scale.square() / count
-        dx = (g - _of_images(shift, x) - centred * _of_images(slope, x)) * _of_images(weight * scale, x)
-        of_weight = (of_centred * scale).to(weight.dtype)
-        return dx.to(x.dtype), of_weight, of_bias.to(weight.dtype), None, None, None
-
-
-def _averaged(figures: Tensor, average: Tensor) -> Tensor:
-    """Return, for each part, the average of the figures (parts, channels) over its slice."""
-    return (average.unsqueeze(-1) * figures).sum(1)
-
-
-def _of_images(figures: Tensor, x: Tensor) -> Tensor:
-    """Return the figures (parts, channels) of the part of each image, in a shape to compute with x."""
-    of_images = figures.repeat_interleave(x.shape[0] // len(figures), 0)
-    return of_images.view(*of_images.shape, *[1] * (x.ndim - 2))
+def _synchronised(norm: nn.Module) -> Any:
+    """Return the processes over whose images a norm takes its statistics; None if these are those of this process alone."""
+    if not (isinstance(norm, nn.SyncBatchNorm) and norm.training and distributed.is_initialized()):
+        return None
+    processes = norm.process_group or distributed.group.WORLD
+    return processes if distributed.get_world_size(processes) > 1 else None
 
 
 def _masked(weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
