@@ -9,6 +9,7 @@ import pytest
 from sparsefw.bench import ROWS, choose_rows, row_config
 from sparsefw.data import DATASETS
 from sparsefw.train import load_recipe
+from sparsefw.train.config import SizesConfig
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,12 @@ def test_without_data_random_images_like_those_of_the_recipe_are_used(stem, key)
     assert config.train.epochs * like.images / config.data.batch_size >= 3000  # compiled, as the whole set would be
     assert type(config.method) is ROWS[key].method
     assert config.method.model_dump().items() >= ROWS[key].settings.items()
+
+
+@pytest.mark.parametrize(("key", "variant"), [("sgd-taught", "sgd-sizes"), ("filters-taught", "sizes")])
+def test_taught_rows_are_trained_as_in_the_recipes(key, variant):
+    assert row_config("cifar10-resnet18", ROWS[key], None, ()).sizes == load_recipe(f"cifar10-resnet18-{variant}").sizes
+
+
+def test_plain_rows_over_sizes_have_the_default_settings():
+    assert row_config("cifar10-resnet18", ROWS["sgd-sizes"], None, ()).sizes == SizesConfig()

@@ -6,6 +6,7 @@ import weakref
 
 from sparsefw.bench import measure_training_speed, step_times
 from sparsefw.train import load_recipe
+from sparsefw.train.sizes import OverSizes
 
 SMALL = ("model.arguments.width=4",)
 
@@ -40,3 +41,12 @@ def test_one_training_is_in_memory_at_a_time(monkeypatch):
     monkeypatch.setattr(step_times, "prepare", watched)
     measure_training_speed("digits-resnet", None, 0.0, SMALL, ["sgd", "filters", "nuc"])
     assert len(seen) == 4
+
+
+def test_sizes_are_drawn_in_every_step_that_is_measured(monkeypatch):
+    """And other ones: as in a training, whose step they are a part of."""
+    chosen = []
+    choose = OverSizes.choose
+    monkeypatch.setattr(OverSizes, "choose", lambda self, step: chosen.append(choose(self, step)))
+    step_times.time_training(load_recipe("digits-resnet-sizes", SMALL), None, 0.0)
+    assert len(set(chosen)) == len(chosen) == 5

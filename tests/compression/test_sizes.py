@@ -16,6 +16,7 @@ from compression.networks import ROWS, X, mlp, normed, unnormed
 from compression.zoo import ZOO, Architecture, Net, outputs
 from sparsefw import SFW, Sizes, compress, smaller
 from sparsefw.compression.artifact.plan import Unfuse
+from sparsefw.compression.sizes import CHECKED_EVERY
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.models import build
@@ -434,10 +435,19 @@ def test_sizes_refuse_a_ratio_and_a_network_that_has_changed():
     sizes = Sizes(model, example=X)
     with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1"), sizes.smaller(1):
         pass
-    model.double()
     model[0] = nn.Conv2d(3, 16, 3)
     with pytest.raises(ValueError, match="make it again"), sizes.smaller(0.5):
         pass
+
+
+def test_a_network_that_changes_in_the_middle_of_a_training_is_noticed():
+    model = normed()
+    sizes = Sizes(model, example=X)
+    for _ in range(CHECKED_EVERY):
+        sizes.choose(0.5)
+    model[0] = nn.Conv2d(3, 16, 3)
+    with pytest.raises(ValueError, match="make it again"):
+        sizes.choose(0.5)
 
 
 # Which sizes

@@ -10,6 +10,7 @@ from methods.forms import FORMS, changes
 from sparsefw.methods import method_from
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.display import Display
+from sparsefw.train.loop import one_step
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS, CapturedStep
 
@@ -28,9 +29,7 @@ def advanced(form: str, steps: int, *more: str):
     for i, batch in enumerate(training.data.train.training(0, 0, 64)):
         if i == steps:
             break
-        torch.manual_seed(i)
-        training.rates.scale(0.1)
-        training.sums += training.advance(batch)
+        one_step(training, batch, 0.1)
     return training
 
 
@@ -57,8 +56,19 @@ def test_captured_steps_do_not_wait_for_the_device(form):
     batches = list(training.data.train.training(1, 0, 64))[:3]
     with never_waiting():
         for batch in batches:
-            training.rates.scale(0.1)
-            training.sums += training.advance(batch)
+            one_step(training, batch, 0.1)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if method_from(FORMS[form]).passes == 1])
+def test_captured_steps_over_sizes_do_not_wait_either(form):
+    if method_from(FORMS[form]).uncapturable:
+        pytest.skip(f"not captured: {method_from(FORMS[form]).uncapturable}")
+    training = advanced(form, EAGER_STEPS + 2, "sizes={}")
+    assert isinstance(training.advance, CapturedStep)
+    batches = list(training.data.train.training(1, 0, 64))[:3]
+    with never_waiting():
+        for batch in batches:
+            one_step(training, batch, 0.1)
 
 
 @every

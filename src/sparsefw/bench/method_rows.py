@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from sparsefw.kinds import FILTERS, WEIGHTS
 from sparsefw.methods import METHODS, SGD, Method
 from sparsefw.methods.base import method_name
 from sparsefw.text import did_you_mean
-from sparsefw.train.config import RunConfig
+from sparsefw.train.config import TAUGHT, RunConfig
 from sparsefw.train.engine import COMPILED_STEPS
 from sparsefw.train.recipes import baseline_of, load_recipe
 
@@ -24,11 +25,14 @@ MIN_NOISE_BATCHES = 4  # even where these are more bytes
 
 
 class MethodRow(NamedTuple):
-    """A form of a method: the sgd variant of a recipe is trained by `method` with these settings, over sizes or not."""
+    """A form of a method: the sgd variant of a recipe is trained by `method` with these settings.
+
+    sizes   the settings of a training over sizes; None: it is none
+    """
 
     method: type[Method]
     settings: Mapping[str, Any]
-    over_sizes: bool = False
+    sizes: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -39,13 +43,14 @@ class MethodRow(NamedTuple):
         """The title of the method and its settings, for tables."""
         words = {"svd": "(full SVD)", "k": f"k={self.settings.get('k')}"}
         settings = [words.get(key, str(value)) for key, value in self.settings.items()]
-        return " ".join([self.method.title, *settings, *["over sizes"] * self.over_sizes])
+        objective = [] if self.sizes is None else ["over sizes, taught" if self.sizes else "over sizes"]
+        return " ".join([self.method.title, *settings, *objective])
 
     @property
     def changes(self) -> list[str]:
         """The changes of a recipe that select this row."""
         changes = [f"method.{key}={value}" for key, value in {"name": self.name, **self.settings}.items()]
-        return [*changes, *["sizes={}"] * self.over_sizes]
+        return changes if self.sizes is None else [*changes, f"sizes={json.dumps(dict(self.sizes))}"]
 
 
 ROWS = {
@@ -53,10 +58,9 @@ ROWS = {
     for method in sorted(METHODS.values(), key=lambda method: method is not SGD)  # SGD first
     for form, settings in method.forms.items()
 }
-ROWS |= {
-    f"{form}-sizes": ROWS[form]._replace(over_sizes=True) for form in (method_name(SGD), FILTERS.name, WEIGHTS.name)
-}
 BASELINE_ROW = method_name(SGD)  # the row with which the others are compared
+ROWS |= {f"{form}-sizes": ROWS[form]._replace(sizes={}) for form in (BASELINE_ROW, FILTERS.name, WEIGHTS.name)}
+ROWS |= {f"{form}-taught": ROWS[form]._replace(sizes=TAUGHT) for form in (BASELINE_ROW, FILTERS.name)}  # as in recipes
 DEFAULT_ROWS = (BASELINE_ROW, "filters", "weights", "rank-0.1", "rank-0.3", "nuc-svd")
 
 

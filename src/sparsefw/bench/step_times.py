@@ -14,7 +14,7 @@ import torch
 from sparsefw.methods import Batch
 from sparsefw.train.config import RunConfig
 from sparsefw.train.display import Display
-from sparsefw.train.loop import Training, synchronise
+from sparsefw.train.loop import Training, one_step, synchronise
 from sparsefw.train.run import prepare
 from sparsefw.train.step import EAGER_STEPS
 
@@ -64,8 +64,7 @@ def _time_stretches(training: Training, seconds: float) -> list[float]:
             synchronise(training.engine.device)
             start = time.perf_counter()
             for _ in range(count):
-                training.rates.scale(1.0)
-                training.sums += training.advance(next(batches))
+                one_step(training, next(batches), 1.0)
             synchronise(training.engine.device)
             return (time.perf_counter() - start) / count
 

@@ -50,6 +50,7 @@ DISTRIBUTIONS: dict[str, Callable[[float, float, float], float]] = {
     "parameters": lambda u, low, high: math.sqrt(high**2 - u * (high**2 - low**2)),
     "logarithm": lambda u, low, high: high * (low / high) ** u,
 }
+CHECKED_EVERY = 64  # choices: to compare all parameters in each would take the host longer than to draw the sizes
 
 
 class Sizes:
@@ -95,6 +96,7 @@ class Sizes:
         self._seed = seed
         self._cut = _cut(self._model, kind, settings)
         self._signature = _signature(self._model)
+        self._choices = 0
         self._numbers = self._cut.numbers(0.0).to(device_of(self._model)).unsqueeze(0)
         self._side_by_side: SideBySide | None = None
         self.needs_passes: str | None = None
@@ -126,14 +128,17 @@ class Sizes:
         for ratio in ratios:
             if not is_number(ratio) or not 0 <= ratio < 1:
                 raise ValueError(f"the share to remove must be in [0, 1), got {ratio!r}")
-        if _signature(self._model) != self._signature:
+        if self._choices % CHECKED_EVERY == 0 and _signature(self._model) != self._signature:
             raise ValueError(
                 "the model has other parameters, or another device, than when Sizes was made: make it again"
             )
+        self._choices += 1
         numbers = torch.stack([self._cut.numbers(ratio) for ratio in ratios])
         if numbers.shape != self._numbers.shape:
-            self._numbers = numbers.to(self._numbers.device)
-        self._numbers.copy_(numbers)
+            self._numbers = torch.empty_like(numbers, device=self._numbers.device)
+        if self._numbers.is_cuda:  # the host goes on; torch keeps pinned memory until it was read
+            numbers = numbers.pin_memory()
+        self._numbers.copy_(numbers, non_blocking=True)
 
     @contextmanager
     def smaller(self, ratio: float | None = None, *, chosen: int = 0) -> Iterator[nn.Module]:

@@ -186,18 +186,12 @@ def train(training: Training, watcher: Watcher) -> None:
     config = training.config
     method = config.method
     schedule = config.train.schedule
-    share = t.engine.share
     t.model.train()
     while t.step < t.steps:
         epoch, start = divmod(t.step, t.steps_per_epoch)
         t.clock.start()
         for batch in t.data.train.training(epoch, start, config.data.batch_size):
-            torch.manual_seed(int(generator("network", config.seed, t.step, share.rank).integers(2**62)))
-            if t.sizes is not None:
-                t.sizes.choose(t.step)
-            lr = t.rates.scale(schedule.at(t.step, t.steps, t.steps_per_epoch))
-            t.sums += t.advance(mixed(batch, config, t.task.classes, t.step))
-            t.step += 1
+            lr = one_step(t, batch, schedule.at(t.step, t.steps, t.steps_per_epoch))
             if t.step % t.steps_per_epoch:  # the last step of an epoch is followed by epoch_ended instead
                 watcher.stepped(t, lr)
         synchronise(t.engine.device)
@@ -205,6 +199,18 @@ def train(training: Training, watcher: Watcher) -> None:
         t.optimizer.check_finite()
         method.after_epoch(t.model, t.optimizer, epoch + 1, config.train.epochs)
         watcher.epoch_ended(t, lr, epoch_figures(t))
+
+
+def one_step(training: Training, batch: Batch, factor: float) -> float:
+    """Take a step at `factor` times the initial learning rates; return the first one. The host does not wait for a GPU."""
+    t = training
+    torch.manual_seed(int(generator("network", t.config.seed, t.step, t.engine.share.rank).integers(2**62)))
+    if t.sizes is not None:
+        t.sizes.choose(t.step)
+    lr = t.rates.scale(factor)
+    t.sums += t.advance(mixed(batch, t.config, t.task.classes, t.step))
+    t.step += 1
+    return lr
 
 
 def epoch_figures(training: Training) -> EpochFigures:
