@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparsefw.runfolder.parse import parse_epoch
-from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, troubles
+from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, hint, troubles
 
 # 900 images at chance 10 %: a standard deviation is sqrt(0.1 * 0.9 / 900) = 1 point.
 AIM = Aim(epochs=20, images=900, chance=10.0, lr=0.1)
@@ -141,6 +141,58 @@ def test_half_of_the_planned_renewals_are_enough_and_only_the_end_counts():
         "weights were renewed 1.9 times instead of the planned 4.0, and 13 % of them have decayed: the learning rate was small "
         "for too long; try train.schedule.kind=linear and no train.schedule.warmup"
     )
+
+
+EARLY = (2.0, 1.5, 1.2, 1.1, 1.0)  # the first quarter of 20 epochs: a gain of 1.0
+
+
+@pytest.mark.parametrize(
+    ("late", "accuracy", "found"),
+    [
+        (0.99, 50.0, True),
+        (0.97, 50.0, False),  # more than 2 % of the early gain
+        (1.2, 50.0, True),  # what was learned is not being lost either
+        (1.0, 99.5, False),  # nothing is left to learn
+        (1.0, None, True),
+    ],
+)
+def test_a_training_that_gains_nothing_after_its_first_quarter_is_stuck(late, accuracy, found):
+    epochs = history(*EARLY, *[late] * 15, accuracy=accuracy)
+    assert keys(AIM, epochs) == ["plateau"] * found
+    assert keys(AIM, epochs[:19]) == []  # only the end counts
+    assert keys(replace(AIM, epochs=7), history(2.0, *[1.0] * 6, accuracy=accuracy)) == []  # too short to tell
+
+
+def test_where_it_is_stuck_the_next_thing_to_try_is_what_the_method_has():
+    epochs = history(*EARLY, *[1.0] * 15, renewed=4.0)
+    assert text(SPARSE, epochs) == (
+        "the training loss was 1 after epoch 5, and is 1 at the end: nothing was learned since; "
+        "try another train.lr, method.renewals below 4 or a larger method.k"
+    )
+    assert text(AIM, epochs).endswith("; try another train.lr")
+
+
+def test_where_hardly_anything_has_decayed_it_says_what_would_make_it():
+    end = [Epoch(20, 1.0, 90.0, 2.5, 0.09, 0.0)]
+    assert hint(SPARSE, end) == (
+        "weights were renewed 2.5 times, and 9 % of what can be removed has decayed: compressed, the network depends on refit; "
+        "if that is not enough, try method.renewals above 2.5, more train.epochs or sizes={}"
+    )
+    assert hint(replace(SPARSE, dials=frozenset()), end).endswith("try more train.epochs")
+    assert troubles(SPARSE, end) == []
+
+
+@pytest.mark.parametrize(
+    ("aim", "end"),
+    [
+        (SPARSE, Epoch(20, 1.0, 90.0, 2.5, 0.1, 0.0)),  # enough has decayed
+        (SPARSE, Epoch(20, 1.0, 90.0, 1.9, 0.0, 0.0)),  # the training says already that it was renewed too rarely
+        (replace(SPARSE, over_sizes=True), Epoch(20, 1.0, 90.0, 2.5, 0.0, 0.0)),
+        (AIM, Epoch(20, 1.0, 90.0)),  # nothing is constrained
+    ],
+)
+def test_otherwise_there_is_nothing_to_say(aim, end):
+    assert hint(aim, [end]) is None
 
 
 def test_label_maps_have_no_chance_but_losses_and_constraints():

@@ -82,8 +82,9 @@ def test_without_a_constraint_there_is_nothing_to_tell(tmp_path, capsys):
 
 def test_the_line_of_an_epoch_ends_with_it(tmp_path, capsys):
     fit(config("filters", "train.epochs=2", "method.renewals=0.4"), tmp_path)
-    line = capsys.readouterr().err.splitlines()[-1]
+    line, after = capsys.readouterr().err.splitlines()[-2:]
     figures = read_epochs(tmp_path)[-1].figures.constraint
+    assert "0 % of what can be removed has decayed: compressed, the network depends on refit" in after
     assert line.endswith(f"  renewed {figures.renewed:.1f} of 0.4  decayed {100 * figures.decayed:.0f} %")
 
 

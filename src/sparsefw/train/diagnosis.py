@@ -21,6 +21,10 @@ LEARNED = 0.1  # share of the first epoch's loss: a larger gain is more than noi
 LOST = 0.5  # share of that gain
 SOLVED = 99.0  # accuracy in %
 FEW = 0.5  # share of the planned renewals
+HARDLY = 0.1  # share of the units: where fewer have decayed, there is hardly one that can go for nothing
+EARLY = 4  # the first one of so many parts of a training
+STUCK = 0.02  # share of what was gained early: what all the rest gained, if a training has stopped to learn
+LONG = 8  # epochs that a training needs before it is judged by its parts
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Aim:
     renewals         planned; None where nothing is constrained, or the rule plans none
     may_renew_less   whether fewer renewals than planned are in order
     dials            settings of the method that can be changed
+    over_sizes       whether smaller networks were trained too, which need not wait for units to decay
     """
 
     epochs: int
@@ -41,6 +46,7 @@ class Aim:
     renewals: float | None = None
     may_renew_less: bool = False
     dials: frozenset[str] = frozenset()
+    over_sizes: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Epoch:
 class Trouble:
     """Something that goes wrong, in one sentence."""
 
-    key: Literal["clamped", "chance", "relapse", "renewals"]
+    key: Literal["clamped", "chance", "relapse", "plateau", "renewals"]
     text: str
 
 
@@ -88,8 +94,31 @@ def troubles(aim: Aim, history: Sequence[Epoch]) -> list[Trouble]:
     """Return everything that is wrong after these epochs; a finished training is also judged by its end."""
     if not history:
         return []
-    checks = (_clamped(aim, history), _at_chance(aim, history), _relapsed(aim, history), _renewed(aim, history[-1]))
+    checks = (
+        _clamped(aim, history),
+        _at_chance(aim, history),
+        _relapsed(aim, history) or _stuck(aim, history),
+        _renewed(aim, history[-1]),
+    )
     return [trouble for trouble in checks if trouble is not None]
+
+
+def hint(aim: Aim, history: Sequence[Epoch]) -> str | None:
+    """Return what would let a finished training lose less when it is compressed; None where nothing is to be said.
+
+    It is no trouble: the network may be as accurate as it was meant to be.
+    """
+    if not history or aim.over_sizes:
+        return None
+    last = history[-1]
+    if last.renewed is None or last.decayed is None or last.decayed >= HARDLY or _renewed(aim, last) is not None:
+        return None
+    ways = [f"method.renewals above {max(1.0, last.renewed):.2g}"] * ("renewals" in aim.dials)
+    ways += ["more train.epochs", *["sizes={}"] * ("k" in aim.dials)]  # patterns such as 2:4 have one size
+    return (
+        f"weights were renewed {last.renewed:.1f} times, and {100 * last.decayed:.0f} % of what can be removed has decayed: "
+        f"compressed, the network depends on refit; if that is not enough, try {_either(ways)}"
+    )
 
 
 def _clamped(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
@@ -152,6 +181,23 @@ def _relapsed(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
     )
 
 
+def _stuck(aim: Aim, history: Sequence[Epoch]) -> Trouble | None:
+    """Check whether the loss has hardly fallen since the first quarter of a training whose images are not all learned."""
+    last = history[-1]
+    if last.number < aim.epochs or len(history) < LONG or (last.accuracy or 0.0) >= SOLVED:
+        return None
+    early, late = history[: len(history) // EARLY], history[len(history) // EARLY :]
+    best = min(epoch.loss for epoch in early)
+    gained = early[0].loss - best
+    if gained <= LEARNED * early[0].loss or best - min(epoch.loss for epoch in late) > STUCK * gained:
+        return None
+    return Trouble(
+        "plateau",
+        f"the training loss was {best:.3g} after epoch {early[-1].number}, and is {last.loss:.3g} at the end: "
+        f"nothing was learned since; try {_either(['another train.lr', *_fewer_renewals(aim)])}",
+    )
+
+
 def _renewed(aim: Aim, last: Epoch) -> Trouble | None:
     over = last.number >= aim.epochs
     if (
@@ -171,13 +217,20 @@ def _renewed(aim: Aim, last: Epoch) -> Trouble | None:
 
 
 def _gentler(aim: Aim) -> str:
-    others = []
+    return _smaller_lr(aim, _fewer_renewals(aim))
+
+
+def _fewer_renewals(aim: Aim) -> list[str]:
+    """Return the settings by which a method changes the weights less."""
+    ways = []
     if aim.renewals is not None and "renewals" in aim.dials:
-        others.append(f"method.renewals below {aim.renewals:.2g}")
-    others += ["a larger method.k"] * ("k" in aim.dials) + ["a smaller method.strength"] * ("strength" in aim.dials)
-    return _smaller_lr(aim, others)
+        ways.append(f"method.renewals below {aim.renewals:.2g}")
+    return ways + ["a larger method.k"] * ("k" in aim.dials) + ["a smaller method.strength"] * ("strength" in aim.dials)
 
 
 def _smaller_lr(aim: Aim, others: Sequence[str]) -> str:
-    ways = [f"train.lr below {aim.lr:g}", *others]
+    return _either([f"train.lr below {aim.lr:g}", *others])
+
+
+def _either(ways: Sequence[str]) -> str:
     return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"

@@ -42,6 +42,7 @@ def aim_of(training: Training) -> Aim:
         renewals=planned_renewals(training.optimizer),
         may_renew_less=may_renew_less(training.optimizer),
         dials=frozenset(dials),
+        over_sizes=config.sizes is not None,
     )
 
 

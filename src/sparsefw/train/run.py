@@ -28,7 +28,7 @@ from sparsefw.text import first_line
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import load_checkpoint, newest_checkpoint
 from sparsefw.train.config import RunConfig
-from sparsefw.train.diagnosis import epochs_of, troubles
+from sparsefw.train.diagnosis import epochs_of, hint, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import Engine, engine_for, join_processes, on_first, processes
 from sparsefw.train.facts import environment_record, run_facts
@@ -100,6 +100,9 @@ def _fit(
             with Recorder(folder, training, display, judge) as watcher:
                 _train(training, watcher)
             result = _finish(training, folder)
+            advice = hint(aim_of(training), epochs_of(read_epochs(folder.path)))
+            if advice is not None:
+                display.note(f"{config.name}: {advice}")
             if result.skipped_images:
                 display.note(f"{result.skipped_images} corrupt images were left out", warning=True)
             return result
