@@ -123,16 +123,82 @@ def test_an_optimizer_that_is_made_anew_every_epoch_is_told():
         SFW(constrain(model, "filters", steps=10, report=None))
 
 
-def test_parameters_that_the_model_no_longer_has_are_an_error():
-    """As after fully_shard, which gives the model other parameters: today's would never move, and nobody would notice."""
+def backward(model: nn.Module) -> None:
+    model(torch.randn(3, 4)).square().mean().backward()
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2))
+
+
+def assigned(model: nn.Module) -> None:
+    model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
+
+
+def replaced(model: nn.Module) -> None:
+    model[1] = nn.Linear(6, 5)
+
+
+@pytest.mark.parametrize("built", ["before", "after"])
+@pytest.mark.parametrize(
+    ("change", "named"), [(replaced, r"1\.weight, 1\.bias:"), (assigned, r"0\.weight, 1\.weight, \S+ and 3 more:")]
+)
+def test_parameters_that_the_model_no_longer_has_are_an_error_that_names_them(change, named, built):
+    """They would never move, and nobody would notice."""
+    model = two_layers()
+    groups = constrain(model, "neurons", steps=10, report=None)
+    if built == "before":
+        optimizer = SFW(groups, lr=0.1)
+    change(model)
+    if built == "after":
+        optimizer = SFW(groups, lr=0.1)
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+    backward(model)
+    with pytest.raises(RuntimeError, match=f"the model no longer has {named}.*fully_shard"):
+        optimizer.step()
+
+
+def test_parameters_none_of_which_ever_has_a_gradient_are_an_error_that_names_them():
     model = nn.Linear(4, 4)
     optimizer = SFW(constrain(model, "neurons", steps=10, report=None), lr=0.1)
-    model.weight = nn.Parameter(model.weight.detach().clone())
-    model.bias = nn.Parameter(model.bias.detach().clone())
     for _ in range(2):
-        model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
-    with pytest.raises(RuntimeError, match=r"in 3 steps, none of its parameters had a gradient.*fully_shard"):
+    with pytest.raises(RuntimeError, match=r"in 3 steps, none of its parameters had a gradient, weight, bias:"):
+        optimizer.step()
+
+
+def test_a_branch_that_gets_no_gradient_is_named_once_after_a_hundred_steps():
+    model = two_layers()
+    model.add_module("branch", nn.Linear(4, 3))
+    model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+    optimizer = SFW(constrain(model, "neurons", steps=300, report=None), lr=0.1)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SFWWarning)
+        steps(99)
+    with pytest.warns(SFWWarning, match=r"branch\.weight, branch\.bias had no gradient in 100 steps") as caught:
+        steps(120)
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error::sparsefw.optim.SFWWarning")
+def test_frozen_layers_and_those_that_take_turns_are_neither_an_error_nor_told():
+    model = two_layers()
+    model[0].requires_grad_(False)
+    optimizer = SFW(constrain(model, "neurons", steps=300, report=None), lr=0.1)
+    for step in range(150):
+        optimizer.zero_grad()
+        backward(model)
+        if step % 60 < 50:
+            model[1].weight.grad = model[1].bias.grad = None
         optimizer.step()
 
 

@@ -66,7 +66,8 @@ def test_two_processes_arrive_at_the_weights_of_one(tmp_path, variant, further):
     """Four steps, in parts, on a network whose layers look at one image at a time; the figures are those of all images."""
     changes = (GROUP_NORM, "engine.accumulate=2", "train.ema=0.9", "train.lr=0.02", "data.batch_size=256", *further)
     trained(command(f"digits-resnet-{variant}", tmp_path / "one", *changes, epochs=1))
-    ended(torchrun(command(f"digits-resnet-{variant}", tmp_path / "two", *changes, epochs=1)))
+    _, said = ended(torchrun(command(f"digits-resnet-{variant}", tmp_path / "two", *changes, epochs=1)))
+    assert "batch norms" not in said
     assert_close(tmp_path / "two", tmp_path / "one", 1e-5)
     (one,), (two,) = untimed(tmp_path / "one"), untimed(tmp_path / "two")
     for part in ("train", "validation"):
@@ -263,3 +264,16 @@ def test_synchronised_norms_train_over_sizes_as_one_process_with_all_images(tmp_
     one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-8, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("sharded", ["before constrain", "after constrain", "after SFW"])
+def test_sharded_parameters_are_refused_by_name(sharded):
+    """Made before, they are those of the model; made after, the model no longer has those that SFW has."""
+    script = Path(TESTS) / "train" / "sharded.py"
+    out, _ = ended(torchrun([str(script), sharded]))
+    expected = (
+        "TypeError: 0.weight: sharded parameters (DTensor) are not supported"
+        if sharded == "before constrain"
+        else "RuntimeError: SFW: the model no longer has 0.weight, 0.bias, 2.weight and 1 more"
+    )
+    assert out.count(expected) == 2, out

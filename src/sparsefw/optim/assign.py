@@ -12,6 +12,7 @@ from sparsefw.geometry import NM, Ball
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.kinds import DEFAULT_GAUGE, kinds_in_words
 from sparsefw.optim.block_regions import block_shape, region_of_block
+from sparsefw.optim.gradientless import remember_model
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
 from sparsefw.optim.rescale import Horizon
@@ -102,6 +103,7 @@ def constrain(
     pace = Pace(model, steps, renewals, momentum)
     candidates = match_rules(model, rules)
     groups, rows = _groups_and_rows(candidates, pace)
+    remember_model(model)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     result = ParamGroups(groups, rows, _notes(candidates, groups, pace, frozen))
     if report is not None:

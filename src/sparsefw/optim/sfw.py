@@ -30,6 +30,7 @@ from sparsefw.optim.diagnostics import (
     report_blocks,
 )
 from sparsefw.optim.fused_cache import FusedStepCache
+from sparsefw.optim.gradientless import GradientlessSteps
 from sparsefw.optim.groups import (
     Group,
     axes_of,
@@ -55,9 +56,6 @@ from sparsefw.optim.training_warnings import (
 )
 from sparsefw.optim.unconstrained import unconstrained_step
 from sparsefw.scalars import is_int
-
-# In a row, without a gradient of any parameter: one or two may be meant, such as before the first backward pass.
-_MOST_EMPTY_STEPS = 3
 
 
 class SFW(torch.optim.Optimizer):
@@ -147,7 +145,7 @@ class SFW(torch.optim.Optimizer):
 
     def _prepare(self) -> None:
         self._gradient_check = GradientCheck()
-        self._empty_steps = 0
+        self._gradientless = GradientlessSteps()
         self._steps_since_check = 0
         self._watch = TrainingWatch()
         self._stacks: dict[int, list[Stack]] = {}
@@ -219,18 +217,14 @@ class SFW(torch.optim.Optimizer):
 
         Raises:
             NonFiniteGradientError: a gradient is not finite, and on_nonfinite="raise".
+            RuntimeError: the model no longer has some of the parameters, or none had a gradient in three steps.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         params, names = self._params_with_gradients()
-        self._empty_steps = 0 if params else self._empty_steps + 1
-        if self._empty_steps >= _MOST_EMPTY_STEPS:
-            raise RuntimeError(
-                f"SFW: in {_MOST_EMPTY_STEPS} steps, none of its parameters had a gradient: those that the model has now are "
-                "others, as after fully_shard, or the backward pass does not reach them; make SFW when the model is complete"
-            )
+        self._count_gradientless()
         if not params:
             return loss
         self.enter_regions()
@@ -273,6 +267,16 @@ class SFW(torch.optim.Optimizer):
         for index, taken in self._watch.late_groups(self.param_groups):
             for stack in self._current_stacks(index):
                 stack.figures.taken.fill_(taken)
+
+    @torch.compiler.disable
+    def _count_gradientless(self) -> None:
+        """Raise or warn where parameters had no gradient in several steps."""
+        named = [
+            pair
+            for index, group in enumerate(self.param_groups)
+            for pair in zip(group["params"], self._names(index), strict=True)
+        ]
+        self._gradientless.count_step(named)
 
     def _params_with_gradients(self) -> tuple[list[Tensor], list[str]]:
         params: list[Tensor] = []
