@@ -194,6 +194,76 @@ def test_extra_state_is_refused_when_saving(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+HOW = pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+
+
+@HOW
+def test_models_without_values(how):
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+    with pytest.raises(ValueError, match=r"^0\.weight is on the device meta and has no values: [^\n]*$"):
+        compress(net, example=IMAGES[0], **how)
+    net = cnn()
+    net.register_buffer("table", torch.ones(4, device="meta"))
+    with pytest.raises(ValueError, match=r"^table is on the device meta and has no values: [^\n]*$"):
+        compress(net, example=IMAGES[0], **how)
+
+
+@HOW
+def test_lazy_layers_that_have_seen_nothing(how):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyBatchNorm2d(), nn.LazyConv2d(4, 3))
+    with pytest.raises(ValueError, match=r"^1\.weight belongs to a lazy layer that has not seen an input: [^\n]*$"):
+        compress(net, example=IMAGES[0], **how)
+
+
+@HOW
+@pytest.mark.parametrize("make", [lambda net: torch.jit.script(net), lambda net: torch.jit.trace(net, IMAGES[0])])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_part_that_is_scripted(make, how):
+    net = nn.Sequential(make(cnn().eval()), nn.Conv2d(4, 4, 1))
+    with pytest.raises(ValueError, match=r"^0 is a TorchScript module, which cannot be taken apart: [^\n]*$"):
+        compress(net, example=IMAGES[0], **how)
+
+
+class Int8(nn.Linear):
+    """A linear layer as other libraries quantise it."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 4)
+        self.weight = nn.Parameter(torch.ones(4, 32, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.float(), self.bias)
+
+
+def dynamically_quantised() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(*mlp()), {"2"})
+
+
+@HOW
+@pytest.mark.parametrize("make", [dynamically_quantised, lambda: nn.Sequential(*mlp()[:2], Int8())])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_layers(make, how):
+    with pytest.raises(ValueError, match=r"^2 is quantised \((Linear|Int8)\): compress the model first[^\n]*$"):
+        compress(make(), example=ROWS[0], **how)
+
+
+class Drawing(nn.Module):
+    """Draws random numbers in evaluation mode."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+@HOW
+def test_models_that_are_random_in_evaluation_mode(how):
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), Drawing(), nn.Linear(32, 4))
+    with pytest.raises(ValueError, match=r"^the model is random in evaluation mode: [^\n]*$"):
+        compress(net, example=ROWS[0], **how)
+    net[2] = nn.Dropout(0.5)
+    compress(net, example=ROWS[0], **how)
+
+
 @pytest.mark.parametrize("empty", [[IMAGES[0], IMAGES[0][:0]], [IMAGES[0][:0]]])
 def test_an_empty_batch(empty):
     with pytest.raises(ValueError, match=r"^calibration has an empty batch$"):
@@ -224,7 +294,7 @@ def test_compiled_and_scripted_models():
         scripted, compiled = torch.jit.trace(net, IMAGES[0]), torch.compile(net, backend="eager")
     small = compress(compiled, filters=0.5, example=IMAGES[0])
     assert list(dict(small.model.named_modules())) == list(dict(net.named_modules()))
-    with pytest.raises(ValueError, match=r"^a TorchScript module cannot be taken apart: [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^the model is a TorchScript module, which cannot be taken apart: [^\n]*$"):
         compress(scripted, filters=0.5, example=IMAGES[0])
     prune.l1_unstructured(net[0], "weight", 0.5)
     with pytest.raises(ValueError, match=r"^the model cannot be copied[^\n]*first torch.nn.utils.prune.remove"):

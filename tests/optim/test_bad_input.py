@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from catalog import network, optimizer_of, train
-from sparsefw import SFW
+from sparsefw import SFW, constrain
 from sparsefw import geometry as geo
 
 
@@ -74,6 +74,14 @@ def test_gradients_that_cannot_be_stepped_are_refused(change, message):
     with pytest.raises(TypeError, match=message) as caught:
         optimizer.step()
     assert "layer.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", [{"steps": 10}, {"k": 2, "w": 1.0}], ids=str)
+def test_weights_without_values_are_not_constrained(how):
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+    with pytest.raises(ValueError, match=r"^0\.weight: on the device meta it has no values; [^\n]*$"):
+        constrain(net, "filters", report=None, **how)
 
 
 def test_rejected_group_leaves_the_optimizer_as_it_was():

@@ -16,11 +16,12 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
@@ -37,10 +38,13 @@ from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.attention import heads_of, plain_attention
+from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import evaluating, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
 from sparsefw.recovery_words import AUTO, REFIT
 from sparsefw.text import first_line
+
+LARGEST_NOISE = 1e-3  # of the outputs in two runs: sums on a GPU may be taken in another order
 
 
 class Pipeline:
@@ -73,7 +77,11 @@ class Pipeline:
         self._stages: dict[tuple[Kind, frozenset[Kind]], Stage] = {}
         self._check_patterns()
         with evaluating(self.dense):
-            run(self.dense, self.example, "calibration" if settings.example is None else "example")
+            outputs = [
+                run(self.dense, self.example, "calibration" if settings.example is None else "example") for _ in "ab"
+            ]
+        _check_same(*outputs)
+        del outputs
         if self.calibration is not None:
             recalibrate_(self.dense, self.calibration)
 
@@ -194,13 +202,44 @@ class Pipeline:
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"compress needs a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a TorchScript module cannot be taken apart: give the module that it was made from")
+    for name, module in model.named_modules():
+        named = f"{name} is" if name else "the model is"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{named} a TorchScript module, which cannot be taken apart: give the module that it was made from"
+            )
+        if _is_quantised(module):
+            raise ValueError(
+                f"{named} quantised ({type(module).__name__}): compress the model first, then quantise the smaller one"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} belongs to a lazy layer that has not seen an input: run the model once before")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the device meta and has no values: load weights before")
     broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
     # Buffers may hold -inf on purpose: masks of attention.
     broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
     if broken:
         raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    """Return whether it is one of torch's quantised modules, or a layer of another library whose weight is whole numbers."""
+    origin = type(module).__module__.split(".")
+    weight = module.weight if is_layer(module) else None
+    is_whole = isinstance(weight, Tensor) and not (weight.is_floating_point() or weight.is_complex())
+    return is_whole or (origin[0] == "torch" and "quantized" in origin)
+
+
+def _check_same(first: Any, second: Any) -> None:
+    """Refuse a model whose outputs for the same input differ: no trial and no comparison would show anything."""
+    gap = relative_gap(first, second, whole_numbers=True)
+    if math.isfinite(gap) and gap > LARGEST_NOISE:
+        raise ValueError(
+            f"the model is random in evaluation mode: its outputs in two runs on the same input differ by {gap:.2g} of their "
+            "spread; switch off what draws random numbers, such as dropout that does not heed eval()"
+        )
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -187,6 +187,8 @@ def _trainable_parameters(model: nn.Module) -> list[Candidate]:
                 raise ValueError(
                     f"{name}: a lazy parameter has no shape yet; run the model once before constraining it"
                 )
+            if p.is_meta:
+                raise ValueError(f"{name}: on the device meta it has no values; load weights before constraining it")
             by_parameter[p] = Candidate(p, [alias])
     if not by_parameter:
         raise ValueError("the model has no trainable parameter")
