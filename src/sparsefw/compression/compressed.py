@@ -28,7 +28,7 @@ from sparsefw.compression.settings import (
     takes_settings,
 )
 from sparsefw.compression.structure.attention import plain_attention
-from sparsefw.compression.structure.layers import evaluating
+from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating
 from sparsefw.compression.structure.removal import parity
 from sparsefw.compression.target import DROP, Target, find_level
 from sparsefw.kinds import FILTERS, KINDS, Kind, kind_of
@@ -62,7 +62,8 @@ class Compressed:
     @functools.cached_property
     def parity(self) -> float:
         """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
-        return parity(plain_attention(copy.deepcopy(self._dense_model("parity"))), self.plan.edits, self.example)
+        dense = plain_attention(copy_sharing_weights(self._dense_model("parity")))
+        return parity(dense, self.plan.edits, self.example)
 
     @functools.cached_property
     def latency(self) -> Latencies:

@@ -1,34 +1,19 @@
-"""Gaps: how far the outputs of two models are apart."""
+"""Gaps: how far outputs are apart."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sparsefw.compression.structure.channels import tensors_of
-from sparsefw.compression.structure.layers import call_on_copy, evaluating
-
-
-def gap_between(expected: nn.Module, got: nn.Module, example: Any) -> float:
-    """Return relative_gap of two models' outputs in float64: TF32 or bfloat16 would make equal ones look different."""
-    try:
-        return _gap(copy.deepcopy(expected).double(), copy.deepcopy(got).double(), in_double(example))
-    except Exception:  # a model with a fixed precision, or a device without float64
-        return _gap(expected, got, example)
 
 
 def in_double(example: Any) -> Any:
     """Return the example with its floating-point tensors in float64."""
     return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example)
-
-
-def _gap(expected: nn.Module, got: nn.Module, inputs: Any) -> float:
-    with evaluating(expected), evaluating(got):
-        return relative_gap(call_on_copy(expected, inputs), call_on_copy(got, inputs))
 
 
 def relative_gap(expected: Any, got: Any, whole_numbers: bool = False) -> float:

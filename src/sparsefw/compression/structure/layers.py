@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -118,6 +119,14 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of the one of this name."""
     owner, _, local = name.rpartition(".")
     setattr(model.get_submodule(owner), local, new)
+
+
+def copy_sharing_weights(model: nn.Module) -> nn.Module:
+    """Return a copy with parameters of its own that share the memory of the model's, for changes that replace them."""
+    shared: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters() if type(p) is nn.Parameter
+    }
+    return copy.deepcopy(model, shared)
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_groups
-from sparsefw.compression.structure.gaps import gap_between, in_double
-from sparsefw.compression.structure.layers import call_on_copy, evaluating
+from sparsefw.compression.structure.gaps import in_double, relative_gap
+from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
 
 Removed = Mapping[Channels, Sequence[int]]  # the channels of each set that are removed
 
@@ -37,9 +37,15 @@ def removal_edits(model: nn.Module, removed: Removed) -> list[Keep]:
 
 def without(model: nn.Module, removed: Removed) -> nn.Module:
     """Return a copy from which these channels are removed."""
-    small = copy.deepcopy(model)
-    for edit in removal_edits(model, removed):
-        edit.apply(small)
+    return _cut(model, removal_edits(model, removed))
+
+
+def _cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
+    """Return a copy without the channels that these edits remove; weights that stay whole share the model's memory."""
+    small = copy_sharing_weights(model)
+    for edit in edits:
+        if isinstance(edit, Keep):
+            edit.apply(small)
     return small
 
 
@@ -56,13 +62,34 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
     Both keep the model's own weights. Edits of rank and of single weights remove no channels and play no part.
     """
+    return _parity_and_precision(model, edits, example)[0]
+
+
+def _parity_and_precision(model: nn.Module, edits: Sequence[Edit], example: Any) -> tuple[float, bool]:
+    """Return the parity and whether it is that of float64: TF32 or bfloat16 would make equal outputs look different."""
+    try:
+        return _parity(model, edits, in_double(example), nn.Module.double), True
+    except Exception:  # a model with a fixed precision, or a device without float64
+        return _parity(model, edits, example, lambda model: model), False
+
+
+def _parity(
+    model: nn.Module, edits: Sequence[Edit], example: Any, converted: Callable[[nn.Module], nn.Module]
+) -> float:
+    # One copy at a time: in float64, each takes up to twice the memory of the model.
+    expected = _outputs(converted(_silenced(model, edits)), example)
+    return relative_gap(expected, _outputs(converted(_cut(model, edits)), example))
+
+
+def _silenced(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     silenced = copy.deepcopy(model)
     silence(silenced, edits)
-    small = copy.deepcopy(model)
-    for edit in edits:
-        if isinstance(edit, Keep):
-            edit.apply(small)
-    return gap_between(silenced, small, example)
+    return silenced
+
+
+def _outputs(model: nn.Module, example: Any) -> Any:
+    with evaluating(model):
+        return call_on_copy(model, example)
 
 
 def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -74,8 +101,8 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
     candidates = [i for i, channels in enumerate(sets) if channels.obstacle is None]
     run_modes = modes(model, example)
-    trial_model, trial_example = _in_double(_with_varied_parameters(model), _with_varied_values(example))
-    reasons = dict(_offenders(trial_model, trial_example, run_modes, sets, candidates))
+    trial = _with_varied_parameters(model), _with_varied_values(example)
+    reasons = dict(_offenders(*trial, run_modes, sets, candidates))
     return [replace(channels, obstacle=reasons[i]) if i in reasons else channels for i, channels in enumerate(sets)]
 
 
@@ -103,7 +130,7 @@ def _with_varied_parameters(model: nn.Module) -> nn.Module:
 
     A last layer or a scale of zeros would make every removal look harmless.
     """
-    model = copy.deepcopy(model)
+    model = copy_sharing_weights(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -112,22 +139,10 @@ def _with_varied_parameters(model: nn.Module) -> nn.Module:
             value = float(p.flatten()[0])
             noise = torch.rand(p.shape, generator=generator).to(p)
             if value == 0:
-                p.copy_(0.2 * noise - 0.1)
+                p.data = 0.2 * noise - 0.1
             else:
-                p.copy_((0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value))
+                p.data = (0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value)
     return model
-
-
-def _in_double(model: nn.Module, example: Any) -> tuple[nn.Module, Any]:
-    """Return both in float64, where small differences are real; unchanged if the model does not run in float64."""
-    exact = copy.deepcopy(model).double()
-    inputs = in_double(example)
-    try:
-        with evaluating(exact):
-            call_on_copy(exact, inputs)
-    except Exception:  # code that casts to float32, a device without float64: compared with a larger tolerance
-        return model, example
-    return exact, inputs
 
 
 def _offenders(
@@ -152,15 +167,14 @@ def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: li
     """Return what goes wrong when a third of the channels of these sets is removed; None if it equals silencing them."""
     removed = {channels: _trial(channels) for channels in sets}
     try:
-        gap = parity(model, removal_edits(model, removed), example)
+        gap, is_exact = _parity_and_precision(model, removal_edits(model, removed), example)
         for mode in run_modes[1:]:
             small = without(model, removed)
             with mode(small):
                 call_on_copy(small, example)
     except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
         return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
-    exact = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
-    return None if gap < (1e-5 if exact else 1e-4) else because(Cause.REMOVAL_DIFFERS)
+    return None if gap < (1e-5 if is_exact else 1e-4) else because(Cause.REMOVAL_DIFFERS)
 
 
 def _trial(channels: Channels) -> list[int]:
