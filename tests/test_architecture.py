@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "scalars": set(),
     "errors": set(),
-    "atomic_io": set(),
+    "atomic_io": {"limits"},
     "child_processes": set(),
     "user_cache": set(),
     "layer_types": set(),
@@ -32,21 +32,21 @@ ALLOWED: dict[str, set[str]] = {
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
     "config_base": {"kinds", "text"},
     "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
-    "models": {"scalars", "own_code", "text"},
+    "models": {"limits", "scalars", "own_code", "text"},
     "compression": {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
-        "scalars", "text", "limits",
+        "limits", "scalars", "text",
     },
-    "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "text"},
+    "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "scalars", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
-    "runfolder": {"kinds", "limits", "recovery_words", "atomic_io", "scalars"},  # the contract between train, sweep and report
+    "runfolder": {"kinds", "limits", "recovery_words", "atomic_io", "scalars", "text"},  # between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
         "environment", "config_base", "limits", "atomic_io", "child_processes", "errors", "randomness", "text", "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",
-        "environment", "config_base", "atomic_io", "child_processes", "errors", "own_code", "scalars", "text",
+        "environment", "config_base", "limits", "atomic_io", "child_processes", "errors", "own_code", "scalars", "text",
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {  # reads run folders, never trains

@@ -16,8 +16,9 @@ from PIL import Image
 from sparsefw import limits
 from sparsefw.config_base import ConfigError
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_bytes
 from sparsefw.data.idx import read_idx
-from sparsefw.data.images import decode_labels, decode_rgb, read_bytes
+from sparsefw.data.images import decode_labels, decode_rgb
 from sparsefw.report.tables import _inert
 from sparsefw.runfolder.read import RunFolderError, read_config
 from sparsefw.runfolder.schema import ConfigRecord
@@ -62,7 +63,7 @@ def test_run_folders_repeat_values_instead():
 
 
 def test_recipes_that_are_too_long_too_deep_or_no_text(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="has 1,000,001 characters"):
+    with pytest.raises(ConfigError, match="has 200,001 characters"):
         read_yaml("#" * (limits.RECIPE_CHARACTERS + 1), "r.yaml")
     with pytest.raises(ConfigError, match="nested too deeply"):
         read_yaml("a: " + "[" * 5000 + "]" * 5000, "r.yaml")
@@ -91,7 +92,7 @@ def test_images_that_claim_a_hundred_million_pixels(decode):
 
 
 def test_what_is_packed_small_and_unpacks_large(tmp_path, monkeypatch):
-    monkeypatch.setattr("sparsefw.data.idx.ARRAY_BYTES", 1_000_000)
+    monkeypatch.setattr("sparsefw.data.files.ARRAY_BYTES", 1_000_000)
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(bytes(50_000_000)))
     assert_cheap(lambda: read_idx(file, axes=3), "unpacks to more than 1,000,000 bytes", DataError)
@@ -101,7 +102,7 @@ def test_what_is_packed_small_and_unpacks_large(tmp_path, monkeypatch):
 def test_pipes_and_devices_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     for path in (tmp_path / "a.png", tmp_path):
-        with pytest.raises(DataError, match="is not a file with content of its own"):
+        with pytest.raises(DataError, match="it is a folder, a pipe or a device, not a file"):
             read_bytes(path)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sparsefw.limits import require_regular
+
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)
 _NAME_LENGTH = 50  # characters of the target in the name of a temporary folder; names end at 255 bytes
 _LOCK = ".sparsefw-lock"  # in a temporary folder
@@ -173,7 +175,8 @@ def fsync(path: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content; OSError where it has none."""
+    require_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

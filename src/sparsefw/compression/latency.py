@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sparsefw.atomic_io import write_text
+from sparsefw.atomic_io import parse_json, write_text
 from sparsefw.compression.recovery.calibration import batch_size
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -29,6 +29,7 @@ from sparsefw.compression.structure.layers import (
     is_layer,
 )
 from sparsefw.environment import device_name
+from sparsefw.limits import RECORD_BYTES, read_bounded
 from sparsefw.user_cache import cache_folder
 
 BACKENDS = ("eager", "onnxruntime")
@@ -140,9 +141,9 @@ class LatencyTable:
 
     def _read(self) -> dict[str, float]:
         try:
-            times = json.loads(self.path.read_text())
+            times = parse_json(read_bounded(self.path, RECORD_BYTES).decode())
             return {str(k): float(v) for k, v in times.items() if 0 < float(v) < math.inf}
-        except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged: measured again
+        except (OSError, ValueError, AttributeError, TypeError, OverflowError):  # missing or damaged: measured again
             return {}
 
     def of(self, layer: nn.Module, x: Tensor) -> float:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from sparsefw.atomic_io import remove_leftovers, replaced_folder
+from sparsefw.atomic_io import file_digest, remove_leftovers, replaced_folder
 from sparsefw.data.errors import DataError
 
 VERSION = 1  # of the entries; entries of another version are never read
@@ -18,11 +18,10 @@ def content_hash(facts: Sequence[object], files: Iterable[tuple[str, Path]]) -> 
     digest = hashlib.sha256(repr((VERSION, *facts)).encode())
     for name, path in files:
         try:
-            with path.open("rb") as file:
-                file_digest = hashlib.file_digest(file, "sha256")
+            of_file = file_digest(path)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        digest.update(f"{name}\0{file_digest.hexdigest()}\0".encode(errors="surrogateescape"))
+        digest.update(f"{name}\0{of_file}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

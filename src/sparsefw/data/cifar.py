@@ -5,9 +5,8 @@ Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
 
 from __future__ import annotations
 
-import gzip
+import io
 import tarfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_bytes, unpacked
 from sparsefw.data.image_source import ArraySource, Format
-from sparsefw.data.images import read_bytes
 from sparsefw.data.parquet import parquet_format
 from sparsefw.data.restricted_pickle import read_pickle
 from sparsefw.limits import ARRAY_BYTES
+from sparsefw.text import one_line
 
 _PIXELS = 3 * 32 * 32  # red, green, blue, each 32 rows of 32
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -90,17 +90,20 @@ def _read_files(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     if archive.is_dir():
         return {name: read_bytes(archive / name) for name in names if (archive / name).is_file()}
     contents: dict[str, bytes] = {}
+    size = 0
     try:
-        with tarfile.open(archive, mode="r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(unpacked(archive)), mode="r:") as tar:
             for member in tar:
                 name = Path(member.name).name
                 file = tar.extractfile(member) if member.isfile() and name in names else None
-                if file is not None and member.size > ARRAY_BYTES:
+                if file is None:
+                    continue
+                size += member.size  # a sparse member may be larger than the archive
+                if size > ARRAY_BYTES:
                     raise DataError(f"{archive}: {name} unpacks to more than {ARRAY_BYTES:,} bytes")
-                if file is not None:
-                    contents[name] = file.read()
-    except (tarfile.TarError, gzip.BadGzipFile, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is damaged: {error}") from None
+                contents[name] = file.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{archive} is damaged: {one_line(error)}") from None
     return contents
 
 

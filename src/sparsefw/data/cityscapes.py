@@ -11,8 +11,9 @@ from typing import final
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_bytes
 from sparsefw.data.image_source import FileSource, Item
-from sparsefw.data.images import check_same_size, decode_labels, decode_rgb, read_bytes
+from sparsefw.data.images import check_same_size, decode_labels, decode_rgb
 
 IGNORE = 255
 CLASSES = {

@@ -13,10 +13,12 @@ from typing import Literal
 
 import numpy as np
 
+from sparsefw.atomic_io import parse_json
 from sparsefw.child_processes import end_with_parent
 from sparsefw.data.cache_entries import content_hash, replaced_entry
 from sparsefw.data.errors import DataError
 from sparsefw.data.image_source import ArraySource, FileSource, Item, Source
+from sparsefw.limits import RECORD_BYTES, read_bounded
 
 _FILES = ("images.npy", "targets.npy")
 _IMAGES_WORTH_PROCESSES = 512  # fewer are decoded sooner than processes are started
@@ -184,7 +186,7 @@ def _write_entry(entry: Path, arrays: _Arrays) -> None:
 def _read_entry(entry: Path) -> _Arrays | None:
     """Return the content of an entry; None where there is no entry, or its hash is wrong."""
     try:
-        about = json.loads((entry / "about.json").read_text())
+        about = parse_json(read_bounded(entry / "about.json", RECORD_BYTES).decode())
         skipped = tuple(about["skipped"])
         if about["hash"] != _entry_hash(entry, skipped):
             return None

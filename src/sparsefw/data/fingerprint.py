@@ -20,6 +20,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from sparsefw.limits import require_regular
+
 PartFingerprint: TypeAlias = Mapping[str, int | str]
 Fingerprint: TypeAlias = Mapping[str, PartFingerprint]  # by part: "train", "validation", "test"
 
@@ -100,6 +102,7 @@ def _size(path: Path) -> int:
 
 def _ends(path: Path) -> bytes:
     try:
+        require_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size <= 2 * END_BYTES:

@@ -10,8 +10,9 @@ from typing import final
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_bytes
 from sparsefw.data.image_source import FileSource, Item
-from sparsefw.data.images import decode_rgb, is_image, read_bytes
+from sparsefw.data.images import decode_rgb, is_image
 
 # Possible names of the test part; the first that exists is used.
 TEST_FOLDERS = ("test", "val", "validation", "valid")
@@ -62,8 +63,7 @@ def subfolders(folder: Path) -> list[str]:
     """Return the sorted names of the folders in a folder, without hidden ones."""
     if not folder.is_dir():
         return []
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(name for name in os.listdir(folder) if (folder / name).is_dir() and not name.startswith("."))
 
 
 def images_below(folder: Path) -> list[str]:

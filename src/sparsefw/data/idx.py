@@ -6,19 +6,15 @@ Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747.
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_bytes, unpacked
 from sparsefw.data.image_source import ArraySource
-from sparsefw.data.images import read_bytes
-from sparsefw.limits import ARRAY_BYTES
 
 _PREFIX = {"train": "train", "test": "t10k"}
 # Beside the folder itself, those that torchvision makes.
@@ -60,9 +56,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 
     The file holds 0, 0, 8 (unsigned bytes), the number of axes, their lengths as big-endian 32-bit integers, and the data.
     """
-    data = read_bytes(path)
-    if path.suffix == ".gz":
-        data = _unpacked(data, path)
+    data = unpacked(path) if path.suffix == ".gz" else read_bytes(path)
     if not data:
         raise DataError(f"{path} is empty")
     start = 4 + 4 * axes
@@ -74,16 +68,4 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     if len(data) - start != math.prod(shape):
         expected = " x ".join(map(str, shape))
         raise DataError(f"{path} holds {len(data) - start} bytes; expected {expected}: it is cut off or damaged")
-    return np.frombuffer(bytearray(data[start:]), dtype=np.uint8).reshape(shape)
-
-
-def _unpacked(data: bytes, path: Path) -> bytes:
-    """Return what is packed, at most ARRAY_BYTES: a megabyte of zeros can be packed into a thousand bytes."""
-    try:
-        with gzip.open(io.BytesIO(data)) as file:
-            unpacked = file.read(ARRAY_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged: {error}") from None
-    if len(unpacked) > ARRAY_BYTES:
-        raise DataError(f"{path} unpacks to more than {ARRAY_BYTES:,} bytes")
-    return unpacked
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()

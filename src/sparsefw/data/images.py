@@ -31,18 +31,6 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file; raise DataError where that is impossible."""
-    try:
-        if path.exists() and not path.is_file():  # a pipe would wait for ever, a device never ends
-            raise DataError(f"{path} is not a file with content of its own")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-
-
 def decode_rgb(data: bytes, origin: str) -> np.ndarray:
     """Return uint8, height x width x 3, of an image in any mode: gray, palette, CMYK, 16 bit, transparent (without alpha).
 
@@ -56,7 +44,7 @@ def decode_rgb(data: bytes, origin: str) -> np.ndarray:
             if image.mode == "RGB":
                 return np.array(image)
             if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would clip at 255 instead of scaling
-                gray = np.clip(np.array(image, dtype=np.int64) >> 8, 0, 255).astype(np.uint8)
+                gray = np.clip(np.array(image) >> 8, 0, 255).astype(np.uint8)
                 return np.repeat(gray[:, :, None], 3, axis=2)
             if image.mode != "F":
                 # Pillow converts a palette with transparency correctly only by way of RGBA.

@@ -15,11 +15,13 @@ from sparsefw.data.errors import DataError
 from sparsefw.data.image_source import FileSource, Format, Item, checked_class
 from sparsefw.data.images import check_same_size, decode_labels, decode_rgb
 from sparsefw.data.shards import find_shards
+from sparsefw.limits import ARRAY_BYTES
 from sparsefw.text import one_line
 
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label")
 MAX_BYTES_IN_MEMORY = 256 << 20  # of encoded images, per process
+_ROWS_AT_ONCE = 64  # of a row group, until its size is known
 _LONGEST_REASON = 200  # characters; messages of Arrow can be very long
 
 
@@ -131,9 +133,21 @@ class ParquetSource(FileSource):
         try:
             # Opened for every row group, which is cheap with the known footer: no file stays open across forks and pickles.
             with pyarrow.parquet.ParquetFile(self._files[file], metadata=self._metadata[file]) as opened:
-                return opened.read_row_group(number, columns=[self._image, self._target], use_threads=False)
+                return self._read_rows(opened, file, number)
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{self._files[file]} is damaged in row group {number}: {_reason(error)}") from None
+
+    def _read_rows(self, opened: Any, file: int, group: int) -> Any:
+        """Return a row group as a table, part by part: a value that is stored once can occur in a million rows."""
+        parts = []
+        size = 0
+        columns = [self._image, self._target]
+        for part in opened.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns, use_threads=False):
+            size += part.nbytes
+            if size > ARRAY_BYTES:
+                raise DataError(f"{self._files[file]}: row group {group} unpacks to more than {ARRAY_BYTES:,} bytes")
+            parts.append(part)
+        return _pyarrow().Table.from_batches(parts)
 
     def _bytes(self, table: Any, column: str, row: int, i: int) -> bytes:
         value = table.column(column)[row].as_py()

@@ -39,8 +39,9 @@ def _check_numbering(folder: Path, names: Sequence[str]) -> None:
         stem, first, suffix = numbered[0].groups()
         expected = range(int(first), max(int(match[2]) for match in numbered) + 1)
     present = {int(match[2]) for match in numbered}
-    missing = [i for i in expected if i not in present]
+    missing = expected.stop - expected.start - sum(i in expected for i in present)  # a name may ask for billions
     if missing:
-        path = folder / f"{stem}{missing[0]:0{len(first)}d}{suffix}"
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        number = next(i for i in expected if i not in present)
+        path = folder / f"{stem}{number:0{len(first)}d}{suffix}"
+        more = f" (and {missing - 1} more)" if missing > 1 else ""
         raise DataError(f"{path} is missing{more}: the other shards are there")

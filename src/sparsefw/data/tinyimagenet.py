@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsefw.data.errors import DataError
+from sparsefw.data.files import read_lines
 from sparsefw.data.folders import FolderSource, class_folders, images_below, subfolders
 
 CLASSES = 200
@@ -27,7 +28,7 @@ def open_folder(folder: Path, part: str, cache: Path | None) -> FolderSource:
     """Open a part. Classes are numbered in the order of their WordNet ids, as is usual; wnids.txt itself is unordered."""
     root = _root(folder)
     assert root is not None
-    class_names = tuple(sorted((root / "wnids.txt").read_text().split()))
+    class_names = tuple(sorted(word for line in read_lines(root / "wnids.txt") for word in line.split()))
     if part == "train":
         if missing := sorted(set(class_names) - set(subfolders(root / "train"))):
             raise DataError(f"{root / 'train' / missing[0]} is missing: wnids.txt lists it")
@@ -44,7 +45,7 @@ def _open_annotated_val(root: Path, class_names: tuple[str, ...]) -> FolderSourc
         raise DataError(f"{listing} is missing: it gives the classes of val/images")
     numbers = {name: i for i, name in enumerate(class_names)}
     labels: dict[str, int] = {}
-    for number, line in enumerate(listing.read_text().splitlines(), 1):
+    for number, line in enumerate(read_lines(listing), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in numbers:
             raise DataError(

@@ -19,8 +19,11 @@ from sparsefw.data.errors import DataError
 from sparsefw.data.image_source import FileSource, Item, checked_class
 from sparsefw.data.images import decode_rgb, is_image
 from sparsefw.data.shards import find_shards
+from sparsefw.limits import require_regular
+from sparsefw.text import one_line
 
 PATTERNS = {"train": ("train-*.tar", "*train*.tar"), "test": ("val-*.tar", "validation-*.tar", "*val*.tar")}
+_LONGEST_LABEL = 16  # bytes of a .cls file
 
 
 class Index(NamedTuple):
@@ -116,6 +119,7 @@ def _write_index(path: Path, index: Index) -> None:
 def _read_index(path: Path, files: Sequence[Path]) -> Index | None:
     """Return the index in a file; None where the file is missing or damaged, which the checksums of npz files show."""
     try:
+        require_regular(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             index = Index(*(arrays[name] for name in Index._fields))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -135,6 +139,7 @@ def _scan(files: Sequence[Path]) -> Index:
 def _scan_tar(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield offset, size, class and name of every image. The files of a sample have the same key and are adjacent."""
     try:
+        length = path.stat().st_size
         with tarfile.open(path, mode="r:") as tar:
             members = (member for member in _members(tar) if member.isfile())
             count = 0
@@ -148,13 +153,15 @@ def _scan_tar(path: Path) -> Iterator[tuple[int, int, int, bytes]]:
                     names = ", ".join(member.name for member in sample)
                     raise DataError(f"{path} sample {key} has {names}; expected one image and one .cls")
                 file = tar.extractfile(labels[0])
-                text = file.read() if file else b""
-                if not text.strip().isdigit():
+                text = file.read(_LONGEST_LABEL) if file else b""
+                if not text.strip().isdigit() or labels[0].size > _LONGEST_LABEL:
                     raise DataError(f"{path} member {labels[0].name}: {text[:20]!r}; expected the number of a class")
+                if images[0].issparse() or images[0].offset_data + images[0].size > length:
+                    raise DataError(f"{path} member {images[0].name} is larger than the tar: it is cut off or damaged")
                 count += 1
                 yield images[0].offset_data, images[0].size, int(text), os.fsencode(images[0].name)
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path} is not a readable tar: {error}") from None
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{path} is not a readable tar: {one_line(error)}") from None
     if not count:
         raise DataError(f"{path} holds no images; expected members KEY.jpg (or .jpeg, .png) and KEY.cls")
 

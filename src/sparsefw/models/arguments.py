@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from sparsefw.limits import NETWORK_BLOCKS
 from sparsefw.scalars import is_int
 
 
@@ -14,6 +15,13 @@ def require_int(minimum: int = 1, **arguments: Any) -> None:
     for name, value in arguments.items():
         if not is_int(value) or value < minimum:
             raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+
+
+def require_blocks(**arguments: Any) -> None:
+    """Raise ValueError unless every argument is a number of blocks that a network may have: a file can ask for millions."""
+    for name, value in arguments.items():
+        if not is_int(value) or not 1 <= value <= NETWORK_BLOCKS:
+            raise ValueError(f"{name} must be a whole number from 1 to {NETWORK_BLOCKS:,}, got {value!r}")
 
 
 def require_one_of(choices: tuple[str, ...], **arguments: Any) -> None:

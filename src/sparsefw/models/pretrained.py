@@ -8,6 +8,7 @@ load_weights(build("pspnet_resnet50"), "resnet50.safetensors", into="backbone") 
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.text import first_line
+from sparsefw.limits import require_regular
+from sparsefw.text import first_line, one_line
 
 CLASSIFIER = "fc.*"  # the last layer of a classifier, in the names of torchvision and of this package
 BATCH_COUNTER = "num_batches_tracked"  # of a norm: not a weight, and missing in older files of torchvision
@@ -200,11 +202,26 @@ def _type_name(value: Any) -> str:
     return f"an empty {type(value).__name__}" if isinstance(value, Mapping) and not value else type(value).__name__
 
 
+def _is_packed(path: Path) -> bool:
+    """Return whether anything in a zip file takes less space than what it unpacks to."""
+    with zipfile.ZipFile(path) as file:
+        return any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
+
+
 def _read_file(path: Path) -> Any:
     if path.suffix not in (".safetensors", ".pt", ".pth"):
         raise ValueError(f"{path}: weights must be in a .safetensors, .pt or .pth file")
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"{path}: there is no such file")
+    try:
+        require_regular(path)
+        is_packed = zipfile.is_zipfile(path) and _is_packed(path)
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {one_line(error)}") from None
+    if is_packed:  # a thousand bytes could become a million
+        raise ValueError(
+            f"{path}: is compressed, which torch.save does not do; unpack it, and zip it without compression"
+        )
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsefw.models.arguments import require_int
+from sparsefw.models.arguments import require_blocks, require_int
 
 # Standard deviations. Tokens start at a deviation of 1, and positions must be visible beside them: nothing else in the
 # network depends on the order of the tokens.
@@ -84,7 +84,8 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         require_int(1, classes=classes, in_channels=in_channels, image=image, patch=patch)
-        require_int(1, width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
+        require_int(1, width=width, heads=heads, mlp_ratio=mlp_ratio)
+        require_blocks(depth=depth)
         if image % patch:
             raise ValueError(f"image must be a multiple of patch, got {image} and {patch}")
         if width % heads:

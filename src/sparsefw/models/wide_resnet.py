@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsefw.models.arguments import require_int
+from sparsefw.models.arguments import require_blocks, require_int
 from sparsefw.models.initialisation import initialise
 
 
@@ -42,6 +42,7 @@ class WideResNet(nn.Module):
         super().__init__()
         require_int(1, classes=classes, widen=widen, in_channels=in_channels)
         require_int(10, depth=depth)
+        require_blocks(depth=depth)
         if depth % 6 != 4:
             raise ValueError(f"depth must be 4 plus a multiple of 6, such as 10, 16, 22, 28, 40, got {depth}")
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)

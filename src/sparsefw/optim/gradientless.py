@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -34,6 +35,7 @@ class GradientlessSteps:
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}  # by id of the parameter
 
+    @torch.compiler.disable
     def count_step(self, params: Sequence[tuple[Tensor, str]]) -> None:
         """Count a step; RuntimeError if parameters have left their model, or if none at all had a gradient in some steps.
 
@@ -62,7 +64,7 @@ class GradientlessSteps:
                 f"SFW: {_in_words(still)} had no gradient in {_MANY_STEPS} steps and did not move: the backward pass does not "
                 "reach them; requires_grad_(False) says that this is meant",
                 SFWWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
 
 

@@ -224,7 +224,7 @@ class SFW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         params, names = self._params_with_gradients()
-        self._count_gradientless()
+        self._gradientless.count_step(self._named_params())
         if not params:
             return loss
         self.enter_regions()
@@ -268,15 +268,9 @@ class SFW(torch.optim.Optimizer):
             for stack in self._current_stacks(index):
                 stack.figures.taken.fill_(taken)
 
-    @torch.compiler.disable
-    def _count_gradientless(self) -> None:
-        """Raise or warn where parameters had no gradient in several steps."""
-        named = [
-            pair
-            for index, group in enumerate(self.param_groups)
-            for pair in zip(group["params"], self._names(index), strict=True)
-        ]
-        self._gradientless.count_step(named)
+    def _named_params(self) -> list[tuple[Tensor, str]]:
+        groups = enumerate(self.param_groups)
+        return [pair for i, group in groups for pair in zip(group["params"], self._names(i), strict=True)]
 
     def _params_with_gradients(self) -> tuple[list[Tensor], list[str]]:
         params: list[Tensor] = []

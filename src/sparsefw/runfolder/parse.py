@@ -38,7 +38,7 @@ T = TypeVar("T")
 Content = Mapping[str, Any]
 FORMER_SPECTRA = {"singular values": RANK.name}  # the key that earlier versions wrote
 # Raised by content that does not follow the schema.
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 _IS_TYPE: dict[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from sparsefw.atomic_io import parse_json
-from sparsefw.limits import RECIPE_CHARACTERS
+from sparsefw.limits import RECIPE_CHARACTERS, RECORD_BYTES, read_bounded, require_regular
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
 from sparsefw.runfolder.parse import (
     MALFORMED,
@@ -38,6 +38,7 @@ from sparsefw.runfolder.schema import (
     RunStatus,
     SpectraRecord,
 )
+from sparsefw.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +151,7 @@ def read_config(folder: Path) -> ConfigRecord:
     """Read config.yaml; RunFolderError if it is missing or damaged."""
     path = RunPaths(folder).config
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, RECORD_BYTES).decode()
         is_bomb = len(text) > RECIPE_CHARACTERS or _has_aliases(text)
         # libyaml overruns the stack of the process where a file is nested deeply, which takes a long one.
         values = {} if is_bomb else yaml.load(text, LOADER if len(text) < LONG else yaml.SafeLoader)
@@ -158,7 +159,7 @@ def read_config(folder: Path) -> ConfigRecord:
         raise RunFolderError(folder, f"{path.name} is missing") from None
     except OSError as error:
         raise RunFolderError(folder, f"{path.name} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError, yaml.YAMLError):
+    except (*MALFORMED, RecursionError, yaml.YAMLError):
         raise RunFolderError(folder, f"{path.name} cannot be read (it is not YAML)") from None
     if is_bomb:
         raise RunFolderError(folder, f"{path.name} is not a configuration: it is too long, or has aliases")
@@ -211,10 +212,11 @@ def read_model_header(folder: Path) -> ModelRecord | None:
     if not path.exists():
         return None
     try:
+        require_regular(path)
         with safe_open(str(path), framework="pt") as file:
             return parse_model(parse_json(file.metadata()["sparsefw"]))
-    except (SafetensorError, *MALFORMED) as error:
-        raise RunFolderError(folder, f"{path.name} is damaged: {error}") from None
+    except (SafetensorError, OSError, *MALFORMED) as error:
+        raise RunFolderError(folder, f"{path.name} is damaged: {one_line(error)}") from None
 
 
 def read_model_tensors(folder: Path) -> dict[str, Tensor]:
@@ -224,9 +226,10 @@ def read_model_tensors(folder: Path) -> dict[str, Tensor]:
 
     path = RunPaths(folder).model
     try:
+        require_regular(path)
         return load_file(str(path))
     except (SafetensorError, OSError, ValueError) as error:
-        raise RunFolderError(folder, f"{path.name} is damaged: {error}") from None
+        raise RunFolderError(folder, f"{path.name} is damaged: {one_line(error)}") from None
 
 
 def read_retraining(folder: Path) -> RetrainingRequest | None:
@@ -236,17 +239,19 @@ def read_retraining(folder: Path) -> RetrainingRequest | None:
 
 def _read(path: Path, parse: Callable[[Mapping[str, Any]], T], reason: str) -> T | None:
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(read_bounded(path, RECORD_BYTES).decode())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except OSError as error:
+        raise RunFolderError(path.parent, f"{path.name} cannot be read ({error.strerror})") from None
+    except ValueError:
         content = None
     if not isinstance(content, dict):
         raise RunFolderError(path.parent, f"{path.name} cannot be read")
     try:
         return parse(content)
     except MALFORMED as error:
-        raise RunFolderError(path.parent, f"{path.name} {reason} ({type(error).__name__}: {error})") from None
+        raise RunFolderError(path.parent, f"{path.name} {reason} ({type(error).__name__}: {one_line(error)})") from None
 
 
 def _tolerated(read: Callable[[], T | None], problems: list[str]) -> T | None:
@@ -260,9 +265,12 @@ def _tolerated(read: Callable[[], T | None], problems: list[str]) -> T | None:
 def _whole_lines(path: Path, problems: list[str]) -> list[EpochRecord]:
     """Parse every whole line. A kill tears the last one at most; any other broken line is counted."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = _lines(path)
+    except FileNotFoundError:
         problems.append(f"no {path.name}")
+        return []
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})")
         return []
     records = []
     broken = []
@@ -277,6 +285,10 @@ def _whole_lines(path: Path, problems: list[str]) -> list[EpochRecord]:
     elif broken:
         problems.append(f"{path.name}: {len(broken)} lines cannot be read, the first is line {broken[0]}")
     return records
+
+
+def _lines(path: Path) -> list[str]:
+    return read_bounded(path, RECORD_BYTES).decode(errors="replace").splitlines()
 
 
 def _line(text: str) -> EpochRecord | None:
@@ -308,7 +320,7 @@ def _all_curves(paths: RunPaths, problems: list[str]) -> tuple[CurveRecord, ...]
 def _last_line(path: Path) -> str | None:
     """Return the last line of a text that is not blank; None if there is no such file."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = _lines(path)
     except OSError:
         return None
     return next((line.strip() for line in reversed(lines) if line.strip()), None)

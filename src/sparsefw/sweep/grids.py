@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from sparsefw.config_base import ConfigError, KindName, Section, flatten, nest, parse
+from sparsefw.limits import GRID_CONFIGURATIONS
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
 from sparsefw.train.recipes import baseline_of, load_recipe, merged, read_yaml_file, stems_with_baseline
@@ -161,6 +162,7 @@ class Grid(Section):
 
     def _check_row(self, row: str, changes: Sequence[str]) -> None:
         tried: dict[str, list[Any]] = {}
+        count = 1
         for key, value in self.varied(row).items():
             values = [value.low, value.high] if isinstance(value, Range) else value
             if not values:
@@ -168,6 +170,9 @@ class Grid(Section):
             if repeated := [item for i, item in enumerate(values) if item in values[:i]]:
                 raise ConfigError(f"{key}: {repeated[0]!r} is listed twice; list each value once")
             tried[key] = values
+            count *= len(values)
+            if count > GRID_CONFIGURATIONS:
+                raise ConfigError(f"{key}: it has more than {GRID_CONFIGURATIONS:,} configurations; list fewer values")
         for varied_settings in _combinations(tried):
             self.config(row, varied_settings, changes)
 
@@ -196,7 +201,10 @@ def load_grid(name: str) -> Grid:
         raise ConfigError(f"grid {name!r}: {_why_missing(name, is_path)}; see `sparsefw list grids`")
     values = read_yaml_file(file, name)
     grid = parse(Grid, {"name": Path(name).stem if is_path else name, **values}, f"grid {name}")
-    grid.check()
+    try:
+        grid.check()
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}" if is_path else str(error)) from None
     return grid
 
 

@@ -55,7 +55,7 @@ from sparsefw.sweep.jobs import (
     job_of_trials,
 )
 from sparsefw.sweep.locks import Worker, reap_if_dead
-from sparsefw.sweep.storage import UNREACHABLE, retry_while_unreachable
+from sparsefw.sweep.storage import UNREACHABLE, damage_named, retry_while_unreachable
 
 JOB_NAME = re.compile(r"[0-9A-Za-z]+(-[0-9A-Za-z]+)*")
 RANDOM_DRAWS = 100  # of settings that no job has, before all settings are enumerated
@@ -93,12 +93,13 @@ class Ledger:
     def jobs(self) -> dict[str, Job]:
         """Return all jobs by name, in their order; of those that the sampler drew, at most `budget`."""
         trials: dict[str, list[FrozenTrial]] = {}
-        for trial in self.study.get_trials(deepcopy=False):
-            name = self._job_name(trial)
-            if name is not None and not _is_dropped(trial):
-                trials.setdefault(name, []).append(trial)
-        names = sorted(trials, key=lambda name: (len(name), name))[: self._budget]  # 10000 comes after 9999
-        return {name: job_of_trials(name, trials[name]) for name in names}
+        with damage_named(self._storage):
+            for trial in self.study.get_trials(deepcopy=False):
+                name = self._job_name(trial)
+                if name is not None and not _is_dropped(trial):
+                    trials.setdefault(name, []).append(trial)
+            names = sorted(trials, key=lambda name: (len(name), name))[: self._budget]  # 10000 comes after 9999
+            return {name: job_of_trials(name, trials[name]) for name in names}
 
     def _job_name(self, trial: FrozenTrial | optuna.Trial) -> str | None:
         """Return the name of a trial's job; a job that the sampler drew is named after its first trial."""

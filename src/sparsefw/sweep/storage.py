@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparsefw.config_base import ConfigError
+from sparsefw.runfolder.parse import MALFORMED
 from sparsefw.sweep.files import LEDGER_FILE
 from sparsefw.text import first_line
 
@@ -40,13 +43,37 @@ def retry_while_unreachable(call: F) -> F:
         while True:
             try:
                 return call(*args, **kwargs)
-            except UNREACHABLE:
-                if time.monotonic() > deadline:
+            except UNREACHABLE as error:
+                if time.monotonic() > deadline or _is_damage(error):
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 10.0)
 
     return repeated  # type: ignore[return-value]
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether a SQLite file answers, but is damaged or holds no ledger: waiting does not help."""
+    cause = error if isinstance(error, DBAPIError) else error.__cause__
+    origin = cause.orig if isinstance(cause, DBAPIError) else None
+    damage = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return isinstance(origin, sqlite3.Error) and getattr(origin, "sqlite_errorcode", damage[0]) & 0xFF in damage
+
+
+@contextmanager
+def damage_named(storage: optuna.storages.BaseStorage) -> Iterator[None]:
+    """A block that reads what a storage holds, which may be anything; ConfigError of one line if it is damaged."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (*UNREACHABLE, *MALFORMED) as error:
+        if isinstance(error, UNREACHABLE) and not _is_damage(error):
+            raise
+        name = url_without_password(str(storage.engine.url)) if isinstance(storage, optuna.storages.RDBStorage) else ""
+        raise ConfigError(
+            f"storage {name} is damaged, or holds no sweep of this version: {type(error).__name__}: {first_line(error)}"
+        ) from None
 
 
 def storage_url(text: str | None, folder: Path) -> str:
@@ -98,7 +125,7 @@ def open_storage(url: str, must_exist: bool = False) -> optuna.storages.RDBStora
         raise ConfigError(
             f"storage {url_without_password(url)} needs a driver: pip install 'sparsefw[postgres]'"
         ) from None
-    except (*UNREACHABLE, RuntimeError) as error:
+    except (*UNREACHABLE, RuntimeError, UnicodeDecodeError) as error:
         raise StorageUnreachable(f"storage {url_without_password(url)} cannot be opened: {first_line(error)}") from None
 
 

@@ -22,11 +22,12 @@ import optuna
 from sparsefw.atomic_io import is_leftover, parse_json, write_json
 from sparsefw.config_base import ConfigError, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
+from sparsefw.limits import RECORD_BYTES, read_bounded
 from sparsefw.runfolder import RunWriter
 from sparsefw.sweep.files import IDENTITY_FILE, LEDGER_FILE, run_folder, sweep_folder_of
 from sparsefw.sweep.jobs import Job, JobState
 from sparsefw.sweep.ledger import Ledger
-from sparsefw.sweep.storage import open_storage, url_without_password
+from sparsefw.sweep.storage import damage_named, open_storage, url_without_password
 from sparsefw.sweep.sweep_plan import SELECTION_SEED, SweepPlan, folder_name
 from sparsefw.text import did_you_mean
 from sparsefw.train.config import RunConfig
@@ -75,7 +76,8 @@ class Sweep:
             trust: whether Python code that the plan in the storage names may be imported, which runs it
         """
         storage = open_storage(url, must_exist=True)
-        names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
+        with damage_named(storage):
+            names = [study.study_name for study in optuna.get_all_study_summaries(storage) if SWEEP in study.user_attrs]
         if not names:
             raise ConfigError(
                 f"storage {url_without_password(url)} holds no sweep; `sparsefw sweep GRID --storage URL` begins one"
@@ -238,16 +240,19 @@ def _store_record(storage: optuna.storages.RDBStorage, plan: SweepPlan, folder: 
 
 
 def _read_record(storage: optuna.storages.RDBStorage, name: str) -> _Record:
-    record = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
-    plan = parse(SweepPlan, record[PLAN], f"sweep {name}")
+    with damage_named(storage):
+        record = storage.get_study_user_attrs(storage.get_study_id_from_name(name))[SWEEP]
+        plan = parse(SweepPlan, record[PLAN], f"sweep {name}")
+        token = str(record[TOKEN])
+        home = Path(record[HOME])
     if plan.name != name:  # names of plans are checked: they name folders
         raise ConfigError(f"sweep {name!r}: the plan in the storage is that of {plan.name!r}")
-    return _Record(plan, record[TOKEN], Path(record[HOME]))
+    return _Record(plan, token, home)
 
 
 def _token_of_folder(folder: Path) -> str | None:
     """Return the token of the sweep that owns a folder; None if there is none."""
     try:
-        return str(parse_json((folder / IDENTITY_FILE).read_text())[TOKEN])
+        return str(parse_json(read_bounded(folder / IDENTITY_FILE, RECORD_BYTES).decode())[TOKEN])
     except (OSError, ValueError, KeyError, TypeError):
         return None

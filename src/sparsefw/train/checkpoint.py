@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from sparsefw.atomic_io import file_digest, parse_json, write_bytes
 from sparsefw.config_base import ConfigError
+from sparsefw.limits import require_regular
+from sparsefw.runfolder.parse import MALFORMED
 from sparsefw.text import one_line
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{64})\.safetensors")
@@ -49,8 +52,9 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[Path]]:
     """Return the newest whole checkpoint, None if there is none, and the newer ones that are damaged, which are kept."""
     damaged: list[Path] = []
     for _, path in _files(folder):
-        if path.name.endswith(f"{file_digest(path)}.safetensors"):
-            return path, damaged
+        with suppress(OSError):
+            if path.name.endswith(f"{file_digest(path)}.safetensors"):
+                return path, damaged
         damaged.append(path)
     return None, damaged
 
@@ -65,6 +69,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        require_regular(path)
         with safe_open(str(path), framework="pt") as file:
             tree = parse_json(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
@@ -72,7 +77,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         if not isinstance(state, dict):
             raise TypeError(f"a {type(state).__name__} instead of a dictionary")
         return state
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (SafetensorError, OSError, *MALFORMED) as error:
         raise ConfigError(f"{path} is not a checkpoint of sparsefw: {one_line(error)}; remove it") from None
 
 

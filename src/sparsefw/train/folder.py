@@ -226,7 +226,11 @@ class RunFolder:
             if facts is not None and facts.job is not None:
                 raise ConfigError(f"{self.path}: its network was not kept, since a sweep chose another configuration")
             raise ConfigError(f"{paths.model} is missing; restore it, or remove {paths.result.name} and train again")
-        if file_digest(paths.model) != result.model:
+        try:
+            digest = file_digest(paths.model)
+        except OSError as error:
+            raise ConfigError(f"{paths.model} cannot be read: {error.strerror}") from None
+        if digest != result.model:
             raise ConfigError(
                 f"{paths.model} is damaged, or belongs to another run: its SHA-256 is not the one in {paths.result.name}; "
                 f"restore it, or remove {shlex.quote(str(self.path))} and train again"

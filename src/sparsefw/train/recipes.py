@@ -18,11 +18,13 @@ from typing import Any
 import yaml
 
 from sparsefw.config_base import ConfigError, nest, parse
-from sparsefw.limits import RECIPE_CHARACTERS
-from sparsefw.text import did_you_mean
+from sparsefw.limits import RECIPE_CHARACTERS, read_bounded
+from sparsefw.text import did_you_mean, one_line
 from sparsefw.train.config import RunConfig
 
 SHIPPED = resources.files("sparsefw") / "recipes"
+# What PyYAML raises where the text is no YAML, or no value of the type that a tag gives it, such as "!!bool x".
+NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def recipe_descriptions() -> dict[str, str]:
@@ -110,7 +112,7 @@ def _name_with_sizes(name: Any, values: dict[str, Any], before: dict[str, Any]) 
 def _values(name: str) -> dict[str, Any]:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"recipe {name}: there is no such file")
         variants = _variants(read_yaml_file(path, name), path.stem)
         if len(variants) > 1:
@@ -131,11 +133,14 @@ def _values(name: str) -> dict[str, Any]:
 def read_yaml_file(file: Path | Traversable, origin: str) -> dict[str, Any]:
     """Read a YAML table from a file; ConfigError of one line that names it, if there is none in it."""
     try:
-        return read_yaml(file.read_text(encoding="utf-8"), origin)
+        most = 4 * RECIPE_CHARACTERS  # bytes in UTF-8
+        content = read_bounded(file, most) if isinstance(file, Path) else file.read_bytes()
+        text = content.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{origin}: is not text in UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{origin}: cannot be read ({error.strerror})") from None
+    return read_yaml(text, origin)
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:
@@ -148,10 +153,11 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
         values = copy.deepcopy(_parsed(text))
     except RecursionError:
         raise ConfigError(f"{origin}: is nested too deeply for a table of settings") from None
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{origin}{line}: is not YAML: {getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", None) or one_line(error)
+        raise ConfigError(f"{origin}{line}: is not YAML: {problem}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{origin}: must be a table of settings, got {type(values).__name__}")
     return values
@@ -180,10 +186,11 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        repeated = [name for name in names if names.count(name) > 1]
-        if repeated:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated[0]!r} is repeated", node.start_mark)
+        names: set[str] = set()
+        for name in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if name in names:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} is repeated", node.start_mark)
+            names.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -236,6 +243,6 @@ def _change(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set {text!r}: must be KEY=VALUE, such as train.epochs=5")
     try:
         parsed = yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError:
+    except NOT_YAML:
         raise ConfigError(f"--set {text!r}: the value is not YAML") from None
     return nest(key.strip(), parsed)

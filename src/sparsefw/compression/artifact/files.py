@@ -15,6 +15,8 @@ from torch import Tensor
 
 from sparsefw import atomic_io
 from sparsefw.compression.artifact.packing import unpack
+from sparsefw.limits import RECORD_BYTES, read_bounded, require_regular
+from sparsefw.text import one_line
 
 
 class ArtifactError(ValueError):
@@ -58,11 +60,13 @@ def digest_of(header: Mapping[str, Any]) -> str:
 
 def read_json(path: Path) -> Any:
     try:
-        return atomic_io.parse_json(path.read_text())
+        return atomic_io.parse_json(read_bounded(path, RECORD_BYTES).decode())
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing: not an artifact, or an incomplete copy of one") from None
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path} cannot be read: {one_line(error)}") from None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -84,11 +88,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        require_regular(path)
         return load_file(str(path))
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing: an incomplete copy of an artifact") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ArtifactError(f"{path} is damaged: {error}") from None
+        raise ArtifactError(f"{path} is damaged: {one_line(error)}") from None
 
 
 def read_packed(path: Path) -> dict[str, Tensor]:
@@ -102,14 +107,10 @@ def read_packed(path: Path) -> dict[str, Tensor]:
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+        return atomic_io.file_digest(path)
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
 
 
 def check_hashes(folder: Path, expected: Any, needed: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""Code that hostile files name. Nothing imports it."""
