@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsefw.optim.groups import Group
 from sparsefw.optim.training_warnings import SFWWarning
 
 # Steps in a row without a gradient. One or two may be meant, such as before the first backward pass; a hundred may be, too, as
@@ -36,12 +37,14 @@ class GradientlessSteps:
         self._steps: dict[int, int] = {}  # by id of the parameter
 
     @torch.compiler.disable
-    def count_step(self, params: Sequence[tuple[Tensor, str]]) -> None:
+    def count_step(self, groups: Sequence[Group], names_of: Callable[[int], list[str]]) -> None:
         """Count a step; RuntimeError if parameters have left their model, or if none at all had a gradient in some steps.
 
         Args:
-            params: all parameters of the optimizer and their names.
+            groups: all param groups of the optimizer.
+            names_of: Returns the names of the parameters of the group with this index.
         """
+        params = [pair for i, group in enumerate(groups) for pair in zip(group["params"], names_of(i), strict=True)]
         without = [(p, name) for p, name in params if p.grad is None and p.requires_grad]
         self._steps = {id(p): self._steps.get(id(p), 0) + 1 for p, _ in without}
         if not self._steps:

@@ -224,7 +224,7 @@ class SFW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         params, names = self._params_with_gradients()
-        self._gradientless.count_step(self._named_params())
+        self._gradientless.count_step(self.param_groups, self._names)
         if not params:
             return loss
         self.enter_regions()
@@ -267,10 +267,6 @@ class SFW(torch.optim.Optimizer):
         for index, taken in self._watch.late_groups(self.param_groups):
             for stack in self._current_stacks(index):
                 stack.figures.taken.fill_(taken)
-
-    def _named_params(self) -> list[tuple[Tensor, str]]:
-        groups = enumerate(self.param_groups)
-        return [pair for i, group in groups for pair in zip(group["params"], self._names(i), strict=True)]
 
     def _params_with_gradients(self) -> tuple[list[Tensor], list[str]]:
         params: list[Tensor] = []
