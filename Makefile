@@ -6,7 +6,7 @@ READY := .venv/.ready
 # What users need; READY has what developers need.
 USABLE := .venv/.usable
 
-.PHONY: help demo quickstart test test-all faults lint types fast slow bench format clean
+.PHONY: help demo quickstart test test-all faults lint types fast slow bench format lock locked clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,6 +53,18 @@ fast: $(READY)
 
 all-tests: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+lock: $(READY)  ## write requirements-dev.lock and docs/licences.md from what .venv holds
+	$(BIN)/python tools/lock.py
+
+# torch comes first, from its own index where pip is so configured: its hash differs between machines.
+locked:  ## install what requirements-dev.lock lists, checked by hashes, instead of the newest
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
+	@touch $(READY)
 
 bench: $(READY)  ## time of an optimizer step: SGD and every region, in one run
 	$(BIN)/python benchmarks/optimizer.py
