@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -84,11 +85,16 @@ def test_processes_that_decode_end_with_a_killed_training(tmp_path):
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 30
-    while any(is_running(worker) for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process.wait()
+    try:
+        deadline = time.monotonic() + 30
+        while any(is_running(worker) for worker in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        for worker in filter(is_running, workers):
+            os.kill(worker, signal.SIGKILL)
+        process.communicate()
 
 
 def damaged_folder(folder: Path, images: int = 6) -> None:
