@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {  # reads run folders, never trains
-        "kinds", "plotting", "runfolder", "recovery_words", "config_base", "atomic_io", "scalars",
+        "kinds", "plotting", "runfolder", "recovery_words", "config_base", "atomic_io", "scalars", "text",
     },
     "bench": {"data", "kinds", "methods", "train", "environment", "config_base", "text"},
     "reproduce": {

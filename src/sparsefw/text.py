@@ -26,6 +26,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first names, and how many follow.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type where there is none; messages of torch can fill pages.
 

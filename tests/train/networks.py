@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from sparsefw.models import model_factory
 
@@ -35,6 +35,22 @@ def norm_and_dropout(width: int = 8) -> nn.Module:
 @model_factory
 def linear_only(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+
+
+class _Unfinished(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+        self.forgotten = nn.Linear(3, 3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](self[1](self[0](x)).relu())
+
+
+@model_factory
+def unfinished(width: int = 8) -> nn.Module:
+    """Its output does not depend on two of its layers, of which one is frozen."""
+    return _Unfinished(width)
 
 
 @model_factory

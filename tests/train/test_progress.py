@@ -80,6 +80,15 @@ def test_without_a_constraint_there_is_nothing_to_tell(tmp_path, capsys):
     assert "renewed" not in said
 
 
+def test_parameters_that_the_output_does_not_depend_on_are_named_once_though_quiet(tmp_path, capsys):
+    changes = ("model.name=train.networks:unfinished", "train.epochs=2")
+    fit(config("sgd", *changes), tmp_path, trust=True, quiet=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "digits-resnet-sgd: warning: forgotten.weight, forgotten.bias got no gradient and did not move: the output of the "
+        "network does not depend on them; leave them out of the network, or freeze them by requires_grad_(False)"
+    ]
+
+
 def test_the_line_of_an_epoch_ends_with_it(tmp_path, capsys):
     fit(config("filters", "train.epochs=2", "method.renewals=0.4"), tmp_path)
     line, after = capsys.readouterr().err.splitlines()[-2:]

@@ -13,12 +13,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.optim.groups import Group
 from sparsefw.optim.training_warnings import SFWWarning
+from sparsefw.text import listed
 
 # Steps in a row without a gradient. One or two may be meant, such as before the first backward pass; a hundred may be, too, as
 # for a branch that is trained later.
 _FEW_STEPS = 3
 _MANY_STEPS = 100
-_MOST_NAMED = 3
 
 _MODELS: Any = WeakTensorKeyDictionary()  # a weak reference to the model of each parameter that `constrain` has seen
 
@@ -52,19 +52,19 @@ class GradientlessSteps:
         gone = [name for p, name in without if self._steps[id(p)] == _FEW_STEPS and _has_left_its_model(p)]
         if gone:
             raise RuntimeError(
-                f"SFW: the model no longer has {_in_words(gone)}: it has other parameters in their place, as after "
+                f"SFW: the model no longer has {listed(gone)}: it has other parameters in their place, as after "
                 "fully_shard, load_state_dict(assign=True) or when a layer is replaced; call constrain and SFW when the model is "
                 "complete"
             )
         if len(without) == len(params) and min(self._steps.values()) >= _FEW_STEPS:
             raise RuntimeError(
-                f"SFW: in {_FEW_STEPS} steps, none of its parameters had a gradient, {_in_words([n for _, n in without])}: the "
+                f"SFW: in {_FEW_STEPS} steps, none of its parameters had a gradient, {listed([n for _, n in without])}: the "
                 "backward pass does not reach them, or the model has others now; make SFW when the model is complete"
             )
         still = [name for p, name in without if self._steps[id(p)] == _MANY_STEPS]
         if still:
             warnings.warn(
-                f"SFW: {_in_words(still)} had no gradient in {_MANY_STEPS} steps and did not move: the backward pass does not "
+                f"SFW: {listed(still)} had no gradient in {_MANY_STEPS} steps and did not move: the backward pass does not "
                 "reach them; requires_grad_(False) says that this is meant",
                 SFWWarning,
                 stacklevel=4,
@@ -76,8 +76,3 @@ def _has_left_its_model(p: Tensor) -> bool:
     reference = _MODELS.get(p)
     model = None if reference is None else reference()
     return model is not None and not any(p is other for other in model.parameters())
-
-
-def _in_words(names: Sequence[str]) -> str:
-    others = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")

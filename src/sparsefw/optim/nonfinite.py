@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefw.geometry.precision import HALF
+from sparsefw.text import listed
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -15,7 +16,7 @@ class NonFiniteGradientError(RuntimeError):
 
     def __init__(self, names: Sequence[str], steps: int) -> None:
         self.names = list(names)
-        self.where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.where = listed(names)
         times = "the step was" if steps == 1 else f"{steps} steps were"
         super().__init__(
             f"non-finite gradient in {self.where}; {times} not taken, the weights are unharmed (on_nonfinite='skip' only counts)"

@@ -65,7 +65,7 @@ class Epoch:
 class Trouble:
     """Something that goes wrong, in one sentence."""
 
-    key: Literal["clamped", "chance", "relapse", "plateau", "renewals"]
+    key: Literal["clamped", "chance", "relapse", "plateau", "renewals", "unreached"]
     text: str
 
 

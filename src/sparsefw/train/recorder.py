@@ -8,13 +8,16 @@ from collections.abc import Callable
 from threading import current_thread, main_thread
 from types import FrameType
 
+from torch import nn
+
 from sparsefw.errors import Interrupted
 from sparsefw.runfolder import EpochWriter
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.runfolder.schema import EpochFigures, EpochRecord
+from sparsefw.text import listed
 from sparsefw.train.checkpoint import save_checkpoint
 from sparsefw.train.constraint_progress import may_renew_less, planned_renewals
-from sparsefw.train.diagnosis import Aim, Epoch, epochs_of, troubles
+from sparsefw.train.diagnosis import Aim, Epoch, Trouble, epochs_of, troubles
 from sparsefw.train.display import Display
 from sparsefw.train.engine import any_process
 from sparsefw.train.folder import RunFolder
@@ -44,6 +47,16 @@ def aim_of(training: Training) -> Aim:
         dials=frozenset(dials),
         over_sizes=config.sizes is not None,
     )
+
+
+def _unreached(model: nn.Module) -> list[Trouble]:
+    """Return what is wrong with parameters that had no gradient in the last step, although they are not frozen."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    text = (
+        f"{listed(names)} got no gradient and did not move: the output of the network does not depend on them; "
+        "leave them out of the network, or freeze them by requires_grad_(False)"
+    )
+    return [Trouble("unreached", text)] if names else []
 
 
 class Recorder(Watcher):
@@ -95,7 +108,7 @@ class Recorder(Watcher):
             tracker.write(flat_metrics(record), training.step)
         self._display.epoch_ended(training, record)
         self._history += epochs_of([record])
-        for trouble in troubles(self._aim, self._history) if self._first else ():
+        for trouble in (*_unreached(training.model), *troubles(self._aim, self._history)) if self._first else ():
             self._display.warn(trouble)
         if self._judge is not None:
             self._judge(training)

@@ -45,7 +45,7 @@ from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
 from sparsefw.models import MODELS, build_registered, is_rebuilt_by_name
 from sparsefw.scalars import is_int
-from sparsefw.text import first_line
+from sparsefw.text import first_line, listed
 
 ONE_SIZE_FORMAT = "sparsefw-artifact"
 SCHEMA = 2
@@ -215,7 +215,8 @@ def fill(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor], state: A
     surplus = sorted(set(tensors) - set(names) - set(registered))
     if missing or surplus:
         raise ArtifactError(
-            f"{folder}: the weights do not fit the network: {_some(missing)} missing, {_some(surplus)} too many"
+            f"{folder}: the weights do not fit the network: {listed(missing) or 'none'} missing, {listed(surplus) or 'none'} "
+            "too many"
         )
     state = _checked_state(folder, model, state)
     values = {name: tensors[name if name in tensors else first] for name, first in names.items()}
@@ -281,13 +282,6 @@ def retie(model: nn.Module, names: Mapping[str, str]) -> None:
             owner, _, local = name.rpartition(".")
             source_owner, _, source = first.rpartition(".")
             setattr(model.get_submodule(owner), local, getattr(model.get_submodule(source_owner), source))
-
-
-def _some(names: list[str], shown: int = 3) -> str:
-    if not names:
-        return "none"
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
 
 
 def _numbers(metrics: Mapping[str, float] | None) -> dict[str, float]:

@@ -16,6 +16,7 @@ from sparsefw.compression.structure.attention import PlainAttention, unfuse
 from sparsefw.compression.structure.channels import Side
 from sparsefw.geometry.cuts import largest_masks
 from sparsefw.scalars import is_int
+from sparsefw.text import listed
 
 
 class Edit(ABC):
@@ -195,9 +196,8 @@ def in_words(untouched: Iterable[Untouched], shown: int = 3) -> list[str]:
         groups.setdefault((entry.note, entry.reason), []).append(entry.layer)
     lines = []
     for (note, reason), names in groups.items():
-        more = f" and {len(names) - shown} more" if len(names) > shown else ""
         heading = "note" if note else "left as it is"
-        lines.append(f"{heading}: {', '.join(names[:shown])}{more}: {reason}")
+        lines.append(f"{heading}: {listed(names, shown)}: {reason}")
     return lines
 
 

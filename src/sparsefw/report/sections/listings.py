@@ -14,6 +14,7 @@ from sparsefw.report.sections.section import ReportSection, all_runs
 from sparsefw.report.tables import Table
 from sparsefw.runfolder import RunPaths
 from sparsefw.runfolder.schema import EnvironmentRecord
+from sparsefw.text import listed
 
 COMMANDS_NOTE = (
     "Add --data DIR unless the data set comes with the package. NEW is a folder that does not exist yet. "
@@ -66,11 +67,11 @@ def _environments_html(contents: Contents, chart_names: Sequence[str]) -> str:
         labels_by_facts.setdefault(_environment_facts(run.record.environment), []).append(run.label)
     parts = []
     for facts, labels in labels_by_facts.items():
-        listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+        names = listed(labels)
         rows = tuple((key.rpartition(".")[2], value) for key, value in facts)
-        facts_table = table(Table((), ("", ""), rows), f"Measured with: {listed}", words=True, downloads=False)
+        facts_table = table(Table((), ("", ""), rows), f"Measured with: {names}", words=True, downloads=False)
         content = facts_table if rows else "<p>not recorded</p>"
-        parts.append(folded(listed, content) if len(labels_by_facts) > 1 else content)
+        parts.append(folded(names, content) if len(labels_by_facts) > 1 else content)
     return "\n".join(parts)
 
 
