@@ -87,13 +87,16 @@ def test_quickstart_prints_what_its_page_shows(tmp_path):
         assert [ours[key] for key in ("ratio", "parameters", "macs")] == [
             theirs[key] for key in ("ratio", "parameters", "macs")
         ]
-    for table in (got, printed):
+    for text, table in ((done.stdout, got), (shown, printed)):
         sgd, sfw = table[:5], table[5:]
         assert all(row["refit"] > row["plain"] + 10 for row in sgd)
-        assert sgd[2]["plain"] < 50 < 85 < sfw[2]["plain"]
-        assert all(row["refit"] > 85 for row in sfw[:4])
+        assert sgd[2]["plain"] < 50
+        assert all(row["refit"] > 85 for row in sfw)
+        sgd_dense, dense = map(float, re.findall(r"^ +dense +([\d.]+)", text, flags=re.MULTILINE))
+        assert dense >= sgd_dense - 1  # four of 397 images; over several seeds, the two are alike
+        assert sfw[3]["plain"] >= dense - 1
     assert "loaded again" in done.stdout
-    assert len(example.read_text().splitlines()) < 60
+    assert sum(map(bool, example.read_text().splitlines())) <= 40  # as `make help` says
 
 
 def console_blocks() -> tuple[list[str], list[str]]:

@@ -25,9 +25,12 @@ def demo(tmp_path_factory) -> tuple[Path, str]:
     return folder / "runs" / "demo", done.stdout
 
 
+def curve(folder: Path, variant: str, kind: str) -> dict:
+    return json.loads((folder / variant / "curves" / f"{kind}-removed.json").read_text())
+
+
 def points(folder: Path, variant: str, kind: str) -> dict[float, dict[str, float]]:
-    curve = json.loads((folder / variant / "curves" / f"{kind}-removed.json").read_text())
-    return {point["ratio"]: point for point in curve["points"]}
+    return {point["ratio"]: point for point in curve(folder, variant, kind)["points"]}
 
 
 def test_training_over_sizes_keeps_the_accuracy_that_sgd_loses(demo):
@@ -38,6 +41,9 @@ def test_training_over_sizes_keeps_the_accuracy_that_sgd_loses(demo):
     rank = points(folder, "rank", "rank")
     sgd_rank = points(folder, "sgd", "rank")
     assert rank[0.9]["plain"] >= sgd_rank[0.9]["plain"] + 15
+    dense = curve(folder, "sizes", "filters")["dense"]
+    assert dense >= curve(folder, "sgd", "filters")["dense"] - 0.5  # two of 397 images
+    assert filters[0.8]["plain"] >= dense - 1
     assert list(rank) == list(filters) == [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
