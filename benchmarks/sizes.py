@@ -47,39 +47,43 @@ Figures = dict[str, dict[float, dict[str, list[float]]]]
 class Study:
     """The trainings of one recipe with one seed after the other; figures are added up."""
 
-    def __init__(self, recipe: str, width: int, data: str | None, changes: Sequence[str]) -> None:
+    def __init__(self, recipe: str, data: str | None, changes: Sequence[str]) -> None:
         self.recipe = recipe
-        self.width = width
         self._data = ["--data", data] if data else []
         self._changes = [word for change in changes for word in ("--set", change)]
         self.commands: list[CommandAnswer] = []
         self.figures: Figures = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
 
-    def add_seed(self, seed: int) -> None:
+    def add_seed(self, seed: int, width: int) -> None:
+        """Add all rows; width: the base width of the recipe's network."""
         for row, (variant, changes) in VARIANTS.items():
             name = f"{self.recipe}-{variant}" + "-untaught" * bool(changes)
-            self._add_curve(row, self._train(f"{self.recipe}-{variant}", f"{name}-seed{seed}", seed, *changes))
+            self.add_curve(row, self.train(f"{self.recipe}-{variant}", f"{name}-seed{seed}", seed, *changes))
         source = f"runs/{self.recipe}-sgd-seed{seed}"
         for epochs in FINETUNED:
-            folder = f"{source}-finetuned{epochs}"
-            words = ["finetune", source, "--epochs", str(epochs), "--out", folder, *self._data, "--quiet"]
-            self.commands.append(run_sparsefw(*words))
-            self._add_curve(f"SGD, then {epochs} epochs over sizes", folder)
+            tuned = self.finetune(source, epochs, f"{source}-finetuned{epochs}")
+            self.add_curve(f"SGD, then {epochs} epochs over sizes", tuned)
         self.figures[LIMIT][DENSE]["plain"] += self.figures["SGD"][DENSE]["plain"][-1:]
         for ratio in AT:
-            width = max(1, round(self.width * (1 - ratio)))
-            name = f"{self.recipe}-width{width}-seed{seed}"
-            self._train(f"{self.recipe}-sgd", name, seed, f"model.arguments.width={width}")
+            narrow = max(1, round(width * (1 - ratio)))
+            name = f"{self.recipe}-width{narrow}-seed{seed}"
+            self.train(f"{self.recipe}-sgd", name, seed, f"model.arguments.width={narrow}")
             answer = self.commands[-1].answer
             self.figures[LIMIT][ratio]["plain"].append(answer["test"][answer["metric"]])
 
-    def _train(self, recipe: str, folder: str, seed: int, *changes: str) -> str:
+    def train(self, recipe: str, folder: str, seed: int, *changes: str) -> str:
         further = [word for change in changes for word in ("--set", change)]
         words = ["train", recipe, "--out", f"runs/{folder}", "--seed", str(seed), *self._data, *self._changes]
         self.commands.append(run_sparsefw(*words, *further, "--quiet"))
         return f"runs/{folder}"
 
-    def _add_curve(self, row: str, run: str) -> None:
+    def finetune(self, source: str, epochs: int, folder: str, *changes: str) -> str:
+        further = [word for change in changes for word in ("--set", change)]
+        words = ["finetune", source, "--epochs", str(epochs), "--out", folder, *self._data]
+        self.commands.append(run_sparsefw(*words, *further, "--quiet"))
+        return folder
+
+    def add_curve(self, row: str, run: str) -> None:
         at = ",".join(map(str, AT))
         words = ["curve", run, "--kind", "filters", "--form", "removed", "--at", at, *self._data, "--quiet"]
         self.commands.append(run_sparsefw(*words))
@@ -88,6 +92,9 @@ class Study:
         for point in curve["points"]:
             for form in ("plain", "refit"):
                 self.figures[row][point["ratio"]][form].append(point[form])
+
+    def record(self) -> dict[str, Any]:
+        return {"figures": self.figures, "commands": [c._asdict() for c in self.commands], **environment()}
 
 
 def render(figures: Figures, title: str) -> str:
@@ -126,15 +133,12 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="changes")
     parser.add_argument("--name", help="of the results; default: sizes-RECIPE")
     args = parser.parse_args()
-    study = Study(args.recipe, args.width, args.data, args.changes)
+    study = Study(args.recipe, args.data, args.changes)
     stem = RESULTS / (args.name or f"sizes-{args.recipe}")
     for count, seed in enumerate(args.seeds, 1):
-        study.add_seed(seed)
+        study.add_seed(seed, args.width)
         seeds = f"mean over {count} seeds" if count > 1 else "one seed"
-        record: dict[str, Any] = {
-            "figures": study.figures, "commands": [c._asdict() for c in study.commands], **environment()
-        }  # fmt: skip
-        write_record(stem.with_suffix(".json"), record)
+        write_record(stem.with_suffix(".json"), study.record())
         title = f"{args.recipe}: one training, all sizes, nothing retrained; {seeds}"
         text = render(study.figures, title)
         stem.with_suffix(".md").write_text(f"# {text}")
