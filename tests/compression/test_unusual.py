@@ -51,6 +51,48 @@ def test_inputs_that_are_not_along_the_batch(tmp_path):
     assert small.example["mask"].shape == (6, 6)
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor, *, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.net(x * scale) + shift
+
+
+@pytest.mark.parametrize("how", [{"neurons": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
+def test_positional_and_keyword_arguments_together(how, tmp_path):
+    names = {"shift": torch.full((64, 1), 0.5), "scale": torch.full((64, 1), 2.0)}
+    batches = [(((rows,), names), "labels") for rows in ROWS]
+    by_name = [{"x": rows, **names} for rows in ROWS]
+    small, other = (compress(Scaled(), calibration=batches, **how) for batches in (batches, by_name))
+    assert all(torch.equal(a, b) for a, b in zip(small.model.parameters(), other.model.parameters(), strict=True))
+    save(small, tmp_path / "a", onnx=True, program=True)
+    assert load(tmp_path / "a", Scaled).certificate["parity"]["onnxruntime"] < 1e-4
+
+
+class Branching(nn.Module):
+    """A branch for small inputs, which the example does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.large = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.small = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+        self.attention = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attention(torch.relu(self.stem(x)).unsqueeze(1)).squeeze(1)
+        return self.large(y) if bool(x.abs().max() > 1) else self.small(y)
+
+
+@pytest.mark.parametrize("how", [{"neurons": 0.5}, {"rank": 0.5}, {"weights": 0.5}, {"weights": "2:4"}], ids=str)
+def test_branches_that_the_example_misses_are_listed(how):
+    plan = compress(Branching(), example=ROWS[0], **how).plan
+    assert ("small", "not run by the example") in [(u.layer, u.reason.partition(":")[0]) for u in plan.untouched]
+    small = compress(mlp(), example=ROWS[0], **how).plan
+    assert not any("not run" in entry.reason for entry in small.untouched)
+
+
 def test_an_example_without_a_batch_is_saved_too(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3))
     save(compress(net, filters=0.5, example=torch.randn(3, 8, 8)), tmp_path / "a")

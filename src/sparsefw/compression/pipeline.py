@@ -17,7 +17,7 @@ import copy
 import fnmatch
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,11 +39,12 @@ from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.attention import heads_of, plain_attention
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import evaluating, is_layer, unwrapped
+from sparsefw.compression.structure.layers import evaluating, hooks, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
 from sparsefw.recovery_words import AUTO, REFIT
 from sparsefw.text import first_line
 
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGEST_NOISE = 1e-3  # of the outputs in two runs: sums on a GPU may be taken in another order
 
 
@@ -76,12 +77,11 @@ class Pipeline:
         self.unfused = _unfused(model, self.dense)
         self._stages: dict[tuple[Kind, frozenset[Kind]], Stage] = {}
         self._check_patterns()
-        with evaluating(self.dense):
-            outputs = [
-                run(self.dense, self.example, "calibration" if settings.example is None else "example") for _ in "ab"
-            ]
-        _check_same(*outputs)
-        del outputs
+        called: set[str] = set()
+        with evaluating(self.dense), hooks(self.dense, _noting(called)):
+            name = "calibration" if settings.example is None else "example"
+            _check_same(run(self.dense, self.example, name), run(self.dense, self.example, name))
+        self.not_run = _not_run(self.dense, called)
         if self.calibration is not None:
             recalibrate_(self.dense, self.calibration)
 
@@ -118,6 +118,7 @@ class Pipeline:
             model = cut.model
         if edits:
             untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
+        untouched += [note for note in self.not_run if note.layer not in {entry.layer for entry in untouched}]
         shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
         request: dict[str, Any] = {"removed": shares}
         if choices:
@@ -240,6 +241,32 @@ def _check_same(first: Any, second: Any) -> None:
             f"the model is random in evaluation mode: its outputs in two runs on the same input differ by {gap:.2g} of their "
             "spread; switch off what draws random numbers, such as dropout that does not heed eval()"
         )
+
+
+def _noting(called: set[str]) -> Callable[[str, nn.Module], Sequence[Any]]:
+    """Return what registers the hooks that collect the names of the modules that are called."""
+
+    def make(name: str, module: nn.Module) -> Sequence[Any]:
+        return (module.register_forward_pre_hook(lambda *_: called.add(name)),)
+
+    return make
+
+
+def _not_run(model: nn.Module, called: set[str]) -> list[Untouched]:
+    """Return a note for every outermost module with weights of which no part is called.
+
+    Parts of torch's own modules are left out: these use the weights of their parts.
+    """
+    names: list[str] = []
+    for name, module in model.named_modules():
+        inside = f"{name}." if name else ""
+        if any(part == name or part.startswith(inside) for part in called) or not list(module.parameters()):
+            continue
+        owner = model.get_submodule(name.rpartition(".")[0])
+        is_part = type(owner).__module__.startswith("torch.") and not isinstance(owner, CONTAINERS)
+        if not is_part and not any(name.startswith(f"{outer}.") for outer in names):
+            names.append(name)
+    return [Untouched.because(name, because(Cause.NOT_RUN)) for name in names]
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -83,6 +83,7 @@ class Cause(Enum):
         "refitted without asking whether plain would be better: the outputs of part of a batch cannot be compared",
         NOTE,
     )
+    NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
     NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
     NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE
     NOT_CHECKED_RANDOM = "what it computes is not checked: its outputs are random", NOTE

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import inspect
 import io
 import logging
 import os
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.atomic_io import naming, replaced_file
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, evaluating
+from sparsefw.compression.structure.layers import arguments_of, call_on_copy, evaluating
 from sparsefw.text import first_line
 
 
@@ -97,7 +98,7 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
     _needs("onnx", "onnxscript")
     with evaluating(model), _quiet():
         try:
-            args, kwargs = _arguments(_on_cpu(_two(example)))
+            args, kwargs = _arguments(model, _on_cpu(_two(example)))
             program = torch.onnx.export(
                 _cpu(model),
                 args,
@@ -117,7 +118,7 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
 
 def _exported(model: nn.Module, example: Any) -> Any:
     try:
-        args, kwargs = _arguments(_two(example))
+        args, kwargs = _arguments(model, _two(example))
         return torch.export.export(model, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
     except Exception as error:
         raise ExportError(f"the model cannot be exported: {type(error).__name__}: {first_line(error)}") from error
@@ -153,10 +154,13 @@ def _feed(session: Any, inputs: Any) -> dict[str, Any]:
     return {node.name: t.detach().cpu().numpy() for node, t in zip(session.get_inputs(), tensors, strict=True)}
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, dict):
-        return (), example
-    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+def _arguments(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional or keyword arguments; of both, all become keyword arguments."""
+    positional, by_name = arguments_of(example)
+    if not by_name:
+        return positional, {}
+    names = list(inspect.signature(model.forward).parameters)
+    return (), {**dict(zip(names, positional, strict=False)), **by_name}
 
 
 def _free_batch(args: tuple[Any, ...], kwargs: dict[str, Any], axis: Any = torch.export.Dim.DYNAMIC) -> Any:

@@ -26,7 +26,7 @@ def shapes_of(inputs: Any) -> Any:
     if type(inputs) in (tuple, list):
         return {type(inputs).__name__: [shapes_of(entry) for entry in inputs]}
     if type(inputs) is dict and all(isinstance(key, str) for key in inputs):
-        return {"dict": {key: shapes_of(value) for key, value in inputs.items()}}
+        return {"dict": {key: shapes_of(inputs[key]) for key in sorted(inputs)}}  # in the order of the file
     if inputs is None or isinstance(inputs, (bool, int, float, str)):
         return {"value": inputs}
     raise ValueError(f"an input of type {type(inputs).__name__} has no shapes")

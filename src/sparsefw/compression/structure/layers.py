@@ -135,10 +135,7 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def call_on_copy(model: nn.Module, inputs: Any) -> Any:
-    """Run the model on a copy of the inputs: a tensor, a tuple of positional or a dict of keyword arguments.
-
-    On a copy, because a model may change its inputs in place.
-    """
+    """Run the model on a copy of the inputs, because a model may change them in place."""
     return call(model, cloned(inputs))
 
 
@@ -148,11 +145,24 @@ def cloned(inputs: Any) -> Any:
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on the inputs themselves."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
+    positional, by_name = arguments_of(inputs)
+    return model(*positional, **by_name)
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments: a tensor, a tuple or list, a dict, or both as ((x, ...), {...}).
+
+    >>> arguments_of(((1, 2), {"y": 3})), arguments_of((1, {"y": 3}))
+    (((1, 2), {'y': 3}), ((1, {'y': 3}), {}))
+    """
+    match inputs:
+        case dict():
+            return (), inputs
+        case (tuple() as positional, dict() as by_name) if isinstance(inputs, tuple):
+            return positional, by_name
+        case tuple() | list():
+            return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def is_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
