@@ -23,7 +23,7 @@ from sparsefw.compression.structure.channels import (
     is_norm_of_channels,
 )
 from sparsefw.compression.structure.counted_norms import norm_form
-from sparsefw.compression.structure.layers import AnyConv, groups_of, weight_of
+from sparsefw.compression.structure.layers import AnyConv, bare_tensor, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
 from sparsefw.geometry.select import without_smallest_masks
 from sparsefw.layer_types import TRANSPOSED
@@ -34,17 +34,18 @@ Counts = Callable[[float], Sequence[int]]
 class _Target(NamedTuple):
     """A tensor to mask, and the function from the mask of its layer's positions to one that it can be multiplied by.
 
-    mean_of: the norm whose running mean it is. Unlike parameters, buffers are replaced when a network is moved to another dtype.
+    owner, name: of a buffer. Unlike parameters, buffers are replaced when a network is moved to another dtype.
     """
 
     tensor: Tensor
     shaped: Callable[[Tensor], Tensor]
-    mean_of: Any = None
+    owner: nn.Module | None = None
+    name: str = ""
 
     def now(self) -> Tensor:
         """Return the tensor that the network has at the moment."""
-        mean: Tensor = self.tensor if self.mean_of is None else self.mean_of.running_mean
-        return mean
+        tensor: Tensor = self.tensor if self.owner is None else getattr(self.owner, self.name)
+        return tensor
 
 
 class ChannelCut(InPlaceCut):
@@ -174,8 +175,11 @@ def _axis_of_outputs(module: nn.Module) -> int:
 
 def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> int:
     """Return how many outputs of a layer a channel has, if they are to be silenced; 0 if they need not be."""
-    if layer in dict(model.named_parameters()):
-        raise OnePassError(f"{layer} is a parameter outside of layers")
+    bare = bare_tensor(model, layer)
+    if bare is not None:
+        raise OnePassError(
+            f"{layer} is a {'parameter' if isinstance(bare, nn.Parameter) else 'buffer'} outside of layers"
+        )
     module: Any = model.get_submodule(layer)
     if side == Side.HEADS:
         raise OnePassError(f"{layer} mixes its heads")
@@ -208,10 +212,12 @@ def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int
 
 def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | None) -> list[_Target]:
     """Return the tensors of a layer that silence its channels."""
-    bare = dict(model.named_parameters()).get(layer)  # a scale or an offset outside of layers
+    bare = bare_tensor(model, layer)  # a scale, an offset or a mask outside of layers
     if bare is not None:
         axis = axis_of_channels(bare)
-        return [_Target(bare, lambda mask: mask.view([-1 if i == axis else 1 for i in range(bare.ndim)]))]
+        owner, _, local = layer.rpartition(".")
+        where = () if isinstance(bare, nn.Parameter) else (model.get_submodule(owner), local)
+        return [_Target(bare, lambda mask: mask.view([-1 if i == axis else 1 for i in range(bare.ndim)]), *where)]
     module: Any = model.get_submodule(layer)
     if isinstance(module, nn.Embedding):
         return [_Target(module.weight, _as_it_is)]
@@ -232,7 +238,7 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
     if isinstance(module, SEPARATE_NORMS):
         if not module.affine:
             mean = module.running_mean
-            return [] if mean is None else [_Target(mean, _as_it_is, module)]
+            return [] if mean is None else [_Target(mean, _as_it_is, module, "running_mean")]
         return [_Target(vector, _as_it_is) for vector in (module.weight, module.bias) if vector is not None]
     if isinstance(module, AnyConv) and module.bias is not None:  # depthwise
         times = module.out_channels // module.in_channels

@@ -21,6 +21,7 @@ from sparsefw.compression.settings import REMOVED, Selection
 from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
 from sparsefw.compression.structure.counted_norms import norm_form
+from sparsefw.compression.structure.layers import bare_tensor
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
 from sparsefw.compression.structure.surgery import size, zero_filters
 from sparsefw.geometry.select import smallest_k_indices
@@ -225,9 +226,10 @@ def _kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
     if any(site.side == Side.HEADS for site in channels.writers):
         return HEADS
     modules = [model.get_submodule(site.layer) for site in channels.writers]
-    bare = dict(model.named_parameters())
     is_stream = any(
-        site.side == Side.EACH and site.layer not in bare and norm_form(model.get_submodule(site.layer)) is not None
+        site.side == Side.EACH
+        and bare_tensor(model, site.layer) is None
+        and norm_form(model.get_submodule(site.layer)) is not None
         for site in channels.sites
     )
     linear = bool(modules) and all(isinstance(module, NEURONS.layers) for module in modules)

@@ -41,7 +41,7 @@ class Side(StrEnum):
 
     OUT = "out"  # the outputs of a convolution or linear layer
     IN = "in"  # its inputs
-    EACH = "each"  # a layer that keeps channels apart: batch norm, depthwise convolution, PReLU, a bare parameter
+    EACH = "each"  # what keeps channels apart: batch norm, depthwise convolution, PReLU, a bare parameter or buffer
     HEADS = "heads"  # the heads of an attention module
 
 
@@ -96,12 +96,17 @@ def is_norm_of_channels(module: nn.Module) -> bool:
     return isinstance(module, SEPARATE_NORMS) or is_frozen_norm(module) or norm_form(module) is not None
 
 
-def axis_of_channels(parameter: Tensor) -> int | None:
-    """Return the axis of channels in a parameter outside of layers: its only long one, or that of (1, positions, channels)."""
-    long = [axis for axis, length in enumerate(parameter.shape) if length > 1]
+def axis_of_channels(bare: Tensor) -> int | None:
+    """Return the axis of channels in a tensor outside of layers: its only long one, or that of (1, positions, channels)."""
+    long = [axis for axis, length in enumerate(bare.shape) if length > 1]
     if len(long) > 1:
-        return 2 if parameter.ndim == 3 and long == [1, 2] else None
+        return 2 if bare.ndim == 3 and long == [1, 2] else None
     return long[0] if long else 0
+
+
+def _has_values_of_channels(buffer: Tensor) -> bool:
+    """Return whether it holds numbers or a mask; whole numbers are indices and counts."""
+    return buffer.is_floating_point() or buffer.dtype == torch.bool
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -184,11 +189,13 @@ class _Trace:
 
     def __init__(self) -> None:
         self.labels = Labels()
-        self.tracer = Tracer(self.labels, self._bare_parameter)
+        self.tracer = Tracer(self.labels, self._bare_labels)
         self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
         self.called: set[str] = set()
         self.modules: dict[str, nn.Module] = {}
-        self.parameters: dict[nn.Parameter, str] = {}
+        self.bare: dict[
+            Tensor, str
+        ] = {}  # parameters, and buffers that may be a scale, an offset or a mask of channels
         self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
 
     def run(self, model: nn.Module, example: Any, mode: Mode) -> None:
@@ -196,7 +203,8 @@ class _Trace:
         if mode is not evaluating:  # evaluation changes nothing in the model
             model = copy.deepcopy(model)
         self.modules = dict(model.named_modules())
-        self.parameters = {p: name for name, p in model.named_parameters()}
+        self.bare = {p: name for name, p in model.named_parameters()}
+        self.bare |= {b: name for name, b in model.named_buffers() if b.numel() > 1 and _has_values_of_channels(b)}
         self.obstacles = {
             layer: because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=layer, other=other)
             for layer, other in shared_layers(model).items()
@@ -339,17 +347,17 @@ class _Trace:
         self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
         self._source(name, module, inputs, output)
 
-    def _bare_parameter(self, parameter: nn.Parameter) -> Array | None:
-        """Label a parameter used outside of layers, such as a per-channel scale or a table of positions, along its channels."""
-        name = self.parameters.get(parameter)
-        axis = axis_of_channels(parameter)
+    def _bare_labels(self, tensor: Tensor) -> Array | None:
+        """Label a tensor used outside of layers, such as a scale or a mask per channel or a table of positions."""
+        name = self.bare.get(tensor)
+        axis = axis_of_channels(tensor)
         if name is None or axis is None:
             return None
         labels = self.noted.get((name, Side.EACH))
         if labels is None:
-            labels = self.labels.fresh(parameter.shape[axis] if parameter.ndim else 1)
+            labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
         self._note(name, Side.EACH, labels)
-        return labels.reshape([-1 if i == axis else 1 for i in range(parameter.ndim)])
+        return labels.reshape([-1 if i == axis else 1 for i in range(tensor.ndim)])
 
     def _note(self, name: str, side: Side, labels: Array) -> None:
         if name in self.obstacles:
@@ -372,6 +380,9 @@ class _Trace:
 
     def _set(self, members: list[dict[tuple[str, Side], list[int]]], reason: Reason | None) -> Channels:
         sites = tuple(Site(layer, side, tuple(tuple(at[layer, side]) for at in members)) for layer, side in members[0])
+        buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
+        if reason is None and all(site.side == Side.IN or site.layer in buffers for site in sites):
+            reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
         return Channels(sites, (0,) * len(members), reason)
 
 

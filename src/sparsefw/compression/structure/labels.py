@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -83,17 +83,17 @@ def compact(labels: Array) -> Array:
 class Tracer(TorchDispatchMode):
     """Follows labels through every tensor operation outside of the layers that have their own rule (channels.py)."""
 
-    def __init__(self, labels: Labels, parameter_labels: Callable[[nn.Parameter], Array | None]) -> None:
+    def __init__(self, labels: Labels, bare_labels: Callable[[Tensor], Array | None]) -> None:
         super().__init__()
         self.labels = labels
         self.inside_layers = 0  # above 0 while a layer with its own rule runs
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._parameter_labels = parameter_labels
+        self._bare_labels = bare_labels
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return the labels of a tensor; None for inputs and constants, which have none."""
-        if tensor not in self._of and isinstance(tensor, nn.Parameter):
-            labels = self._parameter_labels(tensor)
+        if tensor not in self._of:
+            labels = self._bare_labels(tensor)
             if labels is not None:
                 self._of[tensor] = labels
         return self._of.get(tensor)
@@ -144,7 +144,7 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if (labels := tracer.of(t)) is not None
     ]
     merged: Array | None = None
-    for t, labels in sorted(known, key=lambda pair: -pair[1].size):
+    for t, labels in sorted(known, key=lambda pair: (-pair[0].numel(), -pair[1].size)):
         if merged is None:
             merged = labels
         elif merged.size > 1 and _spread(shapes[id(t)], merged):

@@ -101,6 +101,13 @@ def set_weight(layer: nn.Module, matrices: Tensor) -> None:
         weight.copy_(from_matrices(layer, matrices, weight.shape))
 
 
+def bare_tensor(model: nn.Module, name: str) -> Tensor | None:
+    """Return the parameter or buffer of this name; None if a module has it."""
+    owner, _, local = name.rpartition(".")
+    module = model.get_submodule(owner)
+    return module._parameters.get(local, module._buffers.get(local))
+
+
 def shared_layers(model: nn.Module) -> dict[str, str]:
     """Map modules that share a parameter to the other module. (One module under two names is one module.)"""
     owners: dict[nn.Parameter, dict[nn.Module, str]] = {}

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
 from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, axis_of_channels, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
-from sparsefw.compression.structure.layers import AnyConv, groups_of, is_channels_last, replace_module, weight_of
+from sparsefw.compression.structure.layers import (
+    AnyConv,
+    bare_tensor,
+    groups_of,
+    is_channels_last,
+    replace_module,
+    weight_of,
+)
 from sparsefw.layer_types import TRANSPOSED
 
 _WIDTHS = ("dim", "width", "hidden", "embed", "channels", "d_model")  # in names of numbers of channels
@@ -21,7 +28,7 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
     """Keep exactly these channels on one side of a layer."""
     if not kept or max(kept) >= size(model, name, side):
         raise IndexError(f"{name} has {size(model, name, side)} {side} channels and cannot keep {list(kept[-3:])}")
-    if side == Side.EACH and name in dict(model.named_parameters()):
+    if side == Side.EACH and bare_tensor(model, name) is not None:
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, kept)
     module = model.get_submodule(name)
@@ -37,9 +44,9 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
 
 def size(model: nn.Module, name: str, side: str) -> int:
     """Return how many channels a layer has on a side."""
-    if side == Side.EACH and name in dict(model.named_parameters()):
-        parameter = model.get_parameter(name)
-        return parameter.shape[_axis(parameter)] if parameter.ndim else 1
+    bare = bare_tensor(model, name)
+    if side == Side.EACH and bare is not None:
+        return bare.shape[_axis(bare)] if bare.ndim else 1
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
@@ -134,7 +141,7 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
     """Silence channels on one side of a layer, in place: filters, biases and outputs of norms are 0; readers stay."""
     if side == Side.IN:
         return
-    bare = dict(model.named_parameters()).get(name)  # a scale or an offset outside of layers
+    bare = bare_tensor(model, name)  # a scale, an offset or a mask outside of layers
     with torch.no_grad():
         if bare is not None:
             index = torch.as_tensor(positions, dtype=torch.long, device=bare.device)
@@ -210,9 +217,9 @@ def _tell_count(owner: nn.Module, before: int, now: int) -> None:
             setattr(owner, name, now)
 
 
-def _axis(parameter: Tensor) -> int:
-    """Return the axis of the channels in a parameter outside of layers."""
-    axis = axis_of_channels(parameter)
+def _axis(bare: Tensor) -> int:
+    """Return the axis of the channels in a tensor outside of layers."""
+    axis = axis_of_channels(bare)
     assert axis is not None
     return axis
 
