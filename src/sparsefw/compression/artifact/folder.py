@@ -79,10 +79,10 @@ def save(
     numbers = _numbers(metrics)
     state = state_of(small.model)
     probe = probe_of(small.model, small.example)
-    outputs = probe.outputs(small.model) if isinstance(probe, Probe) else {}
     plan = replace(small.plan, untouched=(*small.plan.untouched, *note_of(probe)))
     with replaced_folder(Path(folder).resolve(), is_artifact) as aside:
         certificate = _certificate(small, numbers)
+        outputs = probe.outputs(small.model) if isinstance(probe, Probe) else {}
         write_tensors(aside / "model.safetensors", {**pack(unique_tensors(small.model)), **outputs})
         if onnx:
             certificate["parity"]["onnxruntime"] = write_onnx(small.model, small.example, aside / "model.onnx")
@@ -156,7 +156,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
         "training": model.training,
         "otherwise": [n for n, m in model.named_modules() if m.training != model.training],
         "buffers": list(buffers_outside_of_state(model)),
-        "versions": {n: m._version for n, m in model.named_modules() if m._version != nn.Module._version},
+        "versions": {n: m._version for n, m in model.named_modules() if m._version not in (None, nn.Module._version)},
     }
 
 
@@ -187,7 +187,7 @@ def dense_architecture(folder: Path, record: Any, constructor: Constructor | Non
         is_own = isinstance(record, dict) and str(record.get("name")) in MODELS
         with torch.device("meta" if is_own else "cpu"):  # other libraries compute with what they build
             return build_registered(record)
-    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+    except (*_MISFITS, ArithmeticError) as error:
         raise ArtifactError(f"{folder / 'plan.json'}: {first_line(error)}") from None
 
 
