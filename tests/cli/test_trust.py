@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from runfolder.records import change_record
 from sparsefw.atomic_io import file_digest
 from sparsefw.cli import app
 from sparsefw.methods import METHODS
@@ -136,8 +136,7 @@ def run_from_elsewhere(folder: Path, trained: Path, model: str | None = None, me
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     forged = replace(record, name=model or record.name, run=RunFolder(run).identity)
     RunFolder(run).writer.model(network.state_dict(), forged)
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps({**result, "model": file_digest(run / "model.safetensors")}))
+    change_record(run / "result.json", model=file_digest(run / "model.safetensors"))
     return run
 
 

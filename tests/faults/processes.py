@@ -19,12 +19,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from sparsefw import cli
 
 PATIENCE = 300  # seconds until a process that hangs is given up
-# The events of sys.addaudithook that are file operations.
-FILE_OPERATIONS = frozenset(
+# The operations that change files, before which a process can stop: events of sys.addaudithook, and methods of open files.
+# Between an open and the first write, a file that is not written aside is empty.
+AUDITED = frozenset(
     {
         "open",
         "os.chmod",
@@ -37,6 +40,7 @@ FILE_OPERATIONS = frozenset(
         "fcntl.flock",
     }
 )
+WRITES = frozenset({"write", "writelines"})
 VERBS_IMPORT = (
     *(f"sparsefw.cli.{module.name}" for module in pkgutil.iter_modules(cli.__path__)),
     "sparsefw.compression.artifact.export",
@@ -184,10 +188,12 @@ def _run(words: tuple[str, ...], folder: Path, log: Path, stop_before: int | Non
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails, as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     operations = _FileOperations(folder, stop_before)
-    sys.addaudithook(operations)
+    sys.addaudithook(operations.audit)
+    sys.setprofile(operations.profile)
     try:
         cli.app(words, prog_name="sparsefw")
     finally:
+        sys.setprofile(None)
         operations.stop_before = None
         (log / "operations").write_text(str(operations.count))
 
@@ -200,9 +206,20 @@ class _FileOperations:
         self.stop_before = stop_before
         self.count = 0
 
-    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event not in FILE_OPERATIONS or not self._is_inside(arguments[0]):
-            return
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        only_reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in AUDITED and not only_reads and self._is_inside(arguments[0]):
+            self._begin()
+
+    def profile(self, frame: FrameType, event: str, function: Any) -> None:
+        if (
+            event == "c_call"
+            and function.__name__ in WRITES
+            and self._is_inside(getattr(function.__self__, "name", "/"))
+        ):
+            self._begin()
+
+    def _begin(self) -> None:
         self.count += 1
         if self.count == self.stop_before:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -76,7 +76,7 @@ class Scene:
             for number, name in enumerate(CLASSES):
                 (self.folder / "data" / part / name).mkdir(parents=True)
                 for i in range(count):
-                    pixels = chance.integers(0, 80, (SIDE, SIDE, 3)) + 80 * (np.arange(3) == number)
+                    pixels = chance.integers(0, 160, (SIDE, SIDE, 3)) + 40 * (np.arange(3) == number)
                     Image.fromarray(pixels.astype(np.uint8)).save(self.folder / "data" / part / name / f"{i:02d}.png")
         (self.folder / "tiny.yaml").write_text(RECIPE)
         (self.folder / "grid.yaml").write_text(GRID)

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra
+from runfolder.records import change_record
 from sparsefw.report import read_run, read_runs, runs_table
 from sparsefw.runfolder import RunFolderError, RunPaths, RunStatus
 from sparsefw.runfolder.schema import CurveSettings, EnvironmentRecord, Spectrum
@@ -125,16 +126,14 @@ def test_spectra(tmp_path):
 def test_retrained_runs_are_known_by_the_recorded_fact(tmp_path):
     folder = write_run(tmp_path / "a", {"name": "masked", "removed": 0.9})
     assert read_run(folder).method == "retrained removed=0.9"
-    facts = json.loads(RunPaths(folder).facts.read_text())
-    RunPaths(folder).facts.write_text(json.dumps({**facts, "label": "SGD pruned"}))
+    change_record(RunPaths(folder).facts, label="SGD pruned")
     run = read_run(folder)
     assert (run.method, run.retrained) == ("SGD pruned", True)
 
 
 def test_a_label_does_not_make_a_run_retrained(tmp_path):
     folder = write_run(tmp_path / "a")
-    facts = json.loads(RunPaths(folder).facts.read_text())
-    RunPaths(folder).facts.write_text(json.dumps({**facts, "label": "retrained 0.9"}))
+    change_record(RunPaths(folder).facts, label="retrained 0.9")
     assert not read_run(folder).retrained
 
 

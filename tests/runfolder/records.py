@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 from sparsefw.runfolder import RunFacts, RunKind
 from sparsefw.runfolder.schema import (
     ConfigRecord,
@@ -84,3 +88,15 @@ SPECTRA = SpectraRecord(
     {"fc": "its weights are not finite"},
 )
 REQUEST = RetrainingRequest("0123456789abcdef", 0.9, 5, "llr", 3)
+
+
+def change_record(path: Path, **changes: Any) -> None:
+    """Change entries of a JSON file, and take its digest out, which would show that it was changed."""
+    content = {**json.loads(path.read_text()), **changes}
+    del content["sha256"]
+    path.write_text(json.dumps(content))
+
+
+def config_without_digest(path: Path) -> str:
+    """Return the text of a config.yaml without its last line, the digest, which would show that it was changed."""
+    return path.read_text().rpartition("#")[0]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
-from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS
+from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS, change_record
 from runfolder.test_round_trip import write_whole_run
 from sparsefw.runfolder import EpochWriter, RunFolderError, RunKind, RunPaths, RunStatus, RunWriter, read_run
 from sparsefw.runfolder.read import (
@@ -130,9 +129,43 @@ def test_a_failure_is_a_status_with_a_reason(tmp_path):
 def test_facts_do_not_depend_on_labels_and_folder_names(tmp_path):
     folder = tmp_path / "0007-seed-2"
     RunWriter(folder).begin(CONFIG, FACTS, ENVIRONMENT)
-    content = json.loads(RunPaths(folder).facts.read_text())
-    RunPaths(folder).facts.write_text(json.dumps({**content, "label": "SGD", "name": "other-0009"}))
+    change_record(RunPaths(folder).facts, label="SGD", name="other-0009")
     moved = folder.rename(tmp_path / "phase-9")
     facts = read_run(moved).facts
     assert facts.kind is RunKind.RETRAINED
     assert (facts.phase, facts.job, facts.seed) == (FACTS.phase, FACTS.job, FACTS.seed)
+
+
+RECORDS = (
+    "run.json",
+    "config.yaml",
+    "data.json",
+    "environment.json",
+    "spectra.json",
+    "result.json",
+    "curves/filters-removed.json",
+)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_one_flipped_bit_in_a_figure_is_noticed(tmp_path, name):
+    """Also where it turns one digit into another."""
+    write_whole_run(tmp_path)
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    place = next(i for i, byte in enumerate(content) if chr(byte).isalnum() and chr(byte ^ 1).isalnum())
+    content[place] ^= 1
+    path.write_bytes(content)
+    try:
+        problems = read_run(tmp_path).problems
+    except RunFolderError as error:
+        problems = (error.reason,)
+    assert any(path.name in problem for problem in problems)
+
+
+def test_one_flipped_bit_in_the_figures_of_an_epoch_is_noticed(tmp_path):
+    write_whole_run(tmp_path)
+    path = RunPaths(tmp_path).metrics
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first.replace("1", "3", 1), *others]))
+    assert "metrics.jsonl: 1 lines cannot be read, the first is line 1" in read_run(tmp_path).problems

@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from junk import DEEP, NOT_JSON, variants
-from runfolder.records import DATA, REQUEST
+from runfolder.records import DATA, REQUEST, change_record
 from runfolder.test_round_trip import write_whole_run
 from sparsefw.config_base import ConfigError
 from sparsefw.report import read_run as read_reported_run
 from sparsefw.report.charts import run_charts
 from sparsefw.runfolder import RunFolderError, RunPaths, read_run
+from sparsefw.runfolder.digest import without_digest
 from sparsefw.runfolder.read import (
     read_config,
     read_curve,
@@ -68,11 +69,10 @@ def damaged(name: str, content: bytes) -> Iterator[bytes]:
     if name.endswith(".yaml"):
         yield from (yaml.safe_dump(variant).encode() for variant in variants(yaml.safe_load(content)))
     elif name.endswith(".jsonl"):
-        yield from (
-            json.dumps(variant).encode() for line in content.splitlines() for variant in variants(json.loads(line))
-        )
+        records = [without_digest(json.loads(line)) for line in content.splitlines()]
+        yield from (json.dumps(variant).encode() for record in records for variant in variants(record))
     else:
-        yield from (json.dumps(variant).encode() for variant in variants(json.loads(content)))
+        yield from (json.dumps(variant).encode() for variant in variants(without_digest(json.loads(content))))
 
 
 def refusal(read: Callable[[Path], Any], folder: Path, content: bytes) -> str | None:
@@ -144,6 +144,6 @@ def test_every_reader_of_the_network_ends_in_a_record_or_in_one_line(folder, rea
 def test_a_metric_that_is_unknown_is_drawn_under_its_own_name(folder):
     path = RunPaths(folder).facts
     whole = path.read_bytes()
-    path.write_text(json.dumps({**json.loads(whole), "metric": "beauty"}))
+    change_record(path, metric="beauty")
     assert "beauty" in str(run_charts(read_reported_run(folder))[0])
     path.write_bytes(whole)

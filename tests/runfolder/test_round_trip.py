@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from runfolder.records import CONFIG, CURVE, DATA, ENVIRONMENT, EPOCHS, FACTS, MODEL, REQUEST, RESULT, SPECTRA
+from runfolder.records import (
+    CONFIG,
+    CURVE,
+    DATA,
+    ENVIRONMENT,
+    EPOCHS,
+    FACTS,
+    MODEL,
+    REQUEST,
+    RESULT,
+    SPECTRA,
+    change_record,
+)
 from sparsefw import runfolder
 from sparsefw.runfolder import (
     EpochWriter,
@@ -175,7 +187,7 @@ def test_curves_of_earlier_versions_have_no_choice(tmp_path):
     writer.curve(CURVE)
     file = writer.paths.curve(CURVE.kind, CURVE.form)
     content = json.loads(file.read_text())
-    del content["refit"]
+    del content["refit"], content["sha256"]
     for point in content["points"]:
         del point["chosen"]
     file.write_text(json.dumps(content))
@@ -191,8 +203,7 @@ def test_an_unknown_choice_is_damage(tmp_path, damage):
     writer.curve(CURVE)
     file = writer.paths.curve(CURVE.kind, CURVE.form)
     content = json.loads(file.read_text())
-    content["points"][0] |= damage
-    file.write_text(json.dumps(content))
+    change_record(file, points=[content["points"][0] | damage, *content["points"][1:]])
     with pytest.raises(RunFolderError, match="is not one of None, plain, refit"):
         read_curve(tmp_path, CURVE.kind, CURVE.form)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from sparsefw.config_base import ConfigError
+from sparsefw.runfolder.read import read_result
 from sparsefw.train import Interrupted, RunFolder, fit, load_recipe
 from sparsefw.train import run as run_module
 from train.harness import (
@@ -179,7 +179,7 @@ def test_what_does_not_change_the_training_may_be_another(tmp_path, change):
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     first = fit(small(), tmp_path, quiet=True)
     monkeypatch.setattr(run_module, "prepare", lambda *_: pytest.fail("it was prepared again"))
-    assert fit(small(), tmp_path, quiet=True) == json.loads((tmp_path / "result.json").read_text()) == first
+    assert fit(small(), tmp_path, quiet=True) == read_result(tmp_path).to_json() == first
 
 
 def test_killed_between_the_result_and_the_end_the_next_start_cleans_up(tmp_path, monkeypatch):

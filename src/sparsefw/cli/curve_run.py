@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsefw.cli.output import Outcome
 from sparsefw.report import curves_figure, read_run, save_figure
-from sparsefw.runfolder import RunKind, RunPaths, Split
+from sparsefw.runfolder import RunPaths, Split
 from sparsefw.train.evaluate_run import TrainedRun
 
 
@@ -22,9 +22,8 @@ def curve_run(
     settings: dict[str, Any],
 ) -> Outcome:
     """Measure a curve, and draw it into the run folder if it is of the test images."""
+    retrained = read_run(run).retrained  # now, not after minutes of work: a damaged run is refused
     curve = trained.curve(kind, at, form, split, **settings)
-    facts = trained.folder.facts
-    retrained = facts is not None and facts.kind is RunKind.RETRAINED
     history = "retrained before" if retrained else "never retrained"
     lines = [
         f"{trained.config.name}: {trained.task.metric} in % on the {split} images, {form}, {history}",

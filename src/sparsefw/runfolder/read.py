@@ -12,6 +12,7 @@ import yaml
 
 from sparsefw.atomic_io import parse_json
 from sparsefw.limits import RECIPE_CHARACTERS, RECORD_BYTES, read_bounded, require_regular
+from sparsefw.runfolder.digest import is_intact, is_intact_text, without_digest
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
 from sparsefw.runfolder.parse import (
     MALFORMED,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is installed, is ten times as fast
+DAMAGED = "is damaged: its content is not what was written; restore it, or remove the folder"
 LONG = 8192  # characters: several times those of any configuration
 
 T = TypeVar("T")
@@ -163,6 +165,8 @@ def read_config(folder: Path) -> ConfigRecord:
         raise RunFolderError(folder, f"{path.name} cannot be read (it is not YAML)") from None
     if is_bomb:
         raise RunFolderError(folder, f"{path.name} is not a configuration: it is too long, or has aliases")
+    if not is_intact_text(text):
+        raise RunFolderError(folder, f"{path.name} {DAMAGED}")
     method = values.get("method") if isinstance(values, dict) else None
     if not isinstance(method, dict) or "name" not in method:
         raise RunFolderError(folder, f"{path.name} has no method.name")
@@ -248,8 +252,10 @@ def _read(path: Path, parse: Callable[[Mapping[str, Any]], T], reason: str) -> T
         content = None
     if not isinstance(content, dict):
         raise RunFolderError(path.parent, f"{path.name} cannot be read")
+    if not is_intact(content):
+        raise RunFolderError(path.parent, f"{path.name} {DAMAGED}")
     try:
-        return parse(content)
+        return parse(without_digest(content))
     except MALFORMED as error:
         raise RunFolderError(path.parent, f"{path.name} {reason} ({type(error).__name__}: {one_line(error)})") from None
 
@@ -294,7 +300,7 @@ def _lines(path: Path) -> list[str]:
 def _line(text: str) -> EpochRecord | None:
     try:
         content = parse_json(text)
-        return parse_epoch(content)
+        return parse_epoch(content) if is_intact(content) else None
     except MALFORMED:
         return None
 

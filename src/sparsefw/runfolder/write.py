@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sparsefw.atomic_io import file_digest, naming, write_bytes, write_json, write_text
+from sparsefw.runfolder.digest import with_digest, with_digest_line
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split
 from sparsefw.runfolder.read import RunFolderError, read_epochs, read_facts
 from sparsefw.runfolder.schema import (
@@ -48,12 +49,12 @@ class RunWriter:
         Args:
             regions: which layer is constrained to which region, one line each; nothing is written where it is empty.
         """
-        write_text(self.paths.config, config_yaml(config))
+        write_text(self.paths.config, with_digest_line(config_yaml(config)))
         if not self._has_facts():
-            write_json(self.paths.facts, facts.to_json())
+            write_json(self.paths.facts, with_digest(facts.to_json()))
         if regions:
             write_text(self.paths.regions, regions + "\n")
-        write_json(self.paths.environment, environment.to_json())
+        write_json(self.paths.environment, with_digest(environment.to_json()))
 
     def _has_facts(self) -> bool:
         try:
@@ -62,7 +63,7 @@ class RunWriter:
             return False
 
     def data(self, record: DataRecord) -> None:
-        write_json(self.paths.data, record.to_json())
+        write_json(self.paths.data, with_digest(record.to_json()))
 
     def model(self, tensors: Mapping[str, Tensor], record: ModelRecord) -> str:
         """Write the network, and return the SHA-256 of its file, which belongs into the result."""
@@ -72,14 +73,14 @@ class RunWriter:
         return file_digest(self.paths.model)
 
     def spectra(self, record: SpectraRecord) -> None:
-        write_json(self.paths.spectra, record.to_json())
+        write_json(self.paths.spectra, with_digest(record.to_json()))
 
     def result(self, record: ResultRecord) -> None:
         """Record that training is over: the last file of a training."""
-        write_json(self.paths.result, record.to_json())
+        write_json(self.paths.result, with_digest(record.to_json()))
 
     def curve(self, record: CurveRecord) -> None:
-        write_json(self.paths.curve(record.kind, record.form, Split(record.split)), record.to_json())
+        write_json(self.paths.curve(record.kind, record.form, Split(record.split)), with_digest(record.to_json()))
 
     def error(self, traceback: str) -> None:
         """Record why the training failed."""
@@ -114,7 +115,7 @@ class EpochWriter:
 
 
 def _line(record: EpochRecord) -> str:
-    return json.dumps(record.to_json()) + "\n"
+    return json.dumps(with_digest(record.to_json())) + "\n"
 
 
 def config_yaml(config: ConfigRecord) -> str:
@@ -131,7 +132,7 @@ class _Dumper(yaml.SafeDumper):
 
 def write_retraining(folder: Path, request: RetrainingRequest) -> None:
     """Write retrain.json, the arguments of the retraining in this folder."""
-    write_json(RetrainingPaths(folder).request, request.to_json())
+    write_json(RetrainingPaths(folder).request, with_digest(request.to_json()))
 
 
 def write_phase_weights(folder: Path, phase: int, tensors: Mapping[str, Tensor]) -> Path:

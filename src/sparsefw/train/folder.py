@@ -30,6 +30,7 @@ from sparsefw.runfolder.read import (
     read_config,
     read_data,
     read_environment,
+    read_epochs,
     read_facts,
     read_model_header,
     read_model_tensors,
@@ -186,6 +187,16 @@ class RunFolder:
         change = DataChange(what, step)
         changes = record.changes if change in record.changes else (*record.changes, change)
         return DataRecord(record.fingerprint if step is None else now, changes)
+
+    def check_epochs(self, ended: int) -> None:
+        """Raise ConfigError unless the figures of all epochs that have ended are there."""
+        recorded = {record.epoch for record in read_epochs(self.path)}
+        lost = [epoch for epoch in range(1, ended + 1) if epoch not in recorded]
+        if lost:
+            raise ConfigError(
+                f"{self.paths.metrics} is damaged: it has no whole line of epoch {lost[0]}, which has been trained; "
+                f"restore it, or remove {shlex.quote(str(self.path))} and train again"
+            )
 
     def begin(
         self,

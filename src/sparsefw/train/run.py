@@ -276,8 +276,10 @@ def _resume(training: Training, folder: RunFolder, display: Display, data_change
         now = training.data.fingerprint
         data = on_first(share, lambda: folder.accepted_data(now, state["step"], data_changed))
         training.load(state)
-        if data.changes:
+        if data.changes:  # with other data, epochs may have had another number of steps
             display.note(str(data.changes[-1]), warning=True)
+        else:
+            on_first(share, lambda: folder.check_epochs(training.epoch))
         display.note(f"resuming from step {training.step:,} of {training.steps:,}", warning=bool(damaged))
         return data
     if damaged:
