@@ -36,9 +36,9 @@ train: {epochs: 1}
 methods:
   SparseFW: {method: {name: sparsefw, kind: filters, k: [0.2, 0.3]}}
 """
-SMALL = ("--set", "model.arguments.width=4", "--set", "data.batch_size=400", "--set", "engine.device=cpu")
-TRAIN = ("train", "tiny.yaml", "--data", "data", "--quiet", "--json", "--out")
-SWEEP = ("sweep", "grid.yaml", *SMALL, "--seeds", "1", "--workers", "1", "--grace", "2", "--json", "--out")
+SMALL = "--set model.arguments.width=4 --set data.batch_size=400 --set engine.device=cpu"
+TRAIN = "train tiny.yaml --data data --quiet --json --out"
+SWEEP = f"sweep grid.yaml {SMALL} --seeds 1 --workers 1 --grace 2 --json --out"
 STOPPED_AT = 0.6  # of the file operations of a training
 DISK_BYTES = 32 << 20  # of a disk that is mounted
 FILLER = "filler"
@@ -81,24 +81,27 @@ class Scene:
         (self.folder / "tiny.yaml").write_text(RECIPE)
         (self.folder / "grid.yaml").write_text(GRID)
         for seed, (whole, half) in enumerate((("finished", "half"), ("other", "half-other"))):
-            words = (*TRAIN, whole, "--seed", str(seed))
-            operations = self._done(*words)
-            training = Forked((*TRAIN, half, "--seed", str(seed)), self.folder, int(STOPPED_AT * operations))
+            operations = self._done(f"{TRAIN} {whole} --seed {seed}")
+            training = self._start(f"{TRAIN} {half} --seed {seed}", stop_before=int(STOPPED_AT * operations))
             assert training.wait(training.is_stopped)
             training.send(signal.SIGTERM)
             training.send(signal.SIGCONT)
             training.ending()
-        self._done("compress", "finished", "--filters", "0.25", "--out", "small", "--quiet", "--json")
-        self._done("curve", "finished", "--at", "0.25", "--quiet", "--json")
-        self._done("report", "finished", "--out", "page.html", "--json")
-        sweep = Forked((*SWEEP, "begun"), self.folder)
+        self._done("compress finished --filters 0.25 --out small --quiet --json")
+        self._done("curve finished --at 0.25 --quiet --json")
+        self._done("report finished --out page.html --json")
+        sweep = self._start(f"{SWEEP} begun")
         assert sweep.wait((self.folder / "begun" / "sweep.json").exists)
         sweep.send(signal.SIGKILL)
         sweep.ending()
         end_processes_in(self.folder)
 
-    def _done(self, *words: str) -> int:
-        ending = Forked(words, self.folder).ending()
+    def _start(self, line: str, stop_before: int | None = None) -> Forked:
+        return Forked(tuple(line.split()), self.folder, stop_before)
+
+    def _done(self, line: str) -> int:
+        """Run a command to its end, and return the number of its file operations."""
+        ending = self._start(line).ending()
         assert ending.code == 0, ending
         return ending.operations
 
@@ -129,8 +132,10 @@ class Scene:
             while file.write(bytes(FILLED_AT_ONCE)):
                 pass
         os.truncate(filler, max(0, filler.stat().st_size - free))
-        yield
-        filler.unlink()
+        try:
+            yield
+        finally:
+            filler.unlink()
 
     @contextlib.contextmanager
     def read_only(self) -> Iterator[None]:
@@ -141,20 +146,22 @@ class Scene:
             subprocess.run(["mount", "-o", "remount,rw", self.folder], check=True)
             return
         folders = [self.folder, *(path for path in self.folder.rglob("*") if path.is_dir())]
-        for folder in folders:
-            folder.chmod(0o555)
-        yield
-        for folder in folders:
-            folder.chmod(0o755)
+        try:
+            for folder in folders:
+                folder.chmod(0o555)
+            yield
+        finally:
+            for folder in folders:
+                folder.chmod(0o755)
 
 
 def can_mount() -> bool:
     return os.geteuid() == 0 and shutil.which("mount") is not None
 
 
-def is_inside(name: str, targets: tuple[str, ...]) -> bool:
-    """Return whether a file is one of these, or in one of these folders."""
-    return any(name == target or name.startswith(f"{target}/") for target in targets)
+def is_inside(name: str, targets: str) -> bool:
+    """Return whether a file is one of these, or in one of these folders; they are separated by spaces."""
+    return any(name == target or name.startswith(f"{target}/") for target in targets.split())
 
 
 def comparable(name: str, content: bytes) -> Any:

@@ -51,7 +51,7 @@ class Workshop:
             if command.like is not None:
                 like = COMMANDS[command.like]
                 files = {
-                    name.replace(like.writes[0], command.writes[0], 1): content
+                    name.replace(like.writes, command.writes, 1): content
                     for name, content in self.uninterrupted(like).files.items()
                 }
             self._uninterrupted[command.name] = Uninterrupted(
@@ -193,7 +193,7 @@ class Trial:
                 now, end = files.get(name), self._usual.files.get(name)
                 if now is None or (now != content and (end is None or comparable(name, now) != comparable(name, end))):
                     raise BrokenPromiseError(f"{name} was lost")
-        for target in self.command.writes:
+        for target in self.command.writes.split():
             before = _progress(self._before, target)
             if _progress(files, target) < before:
                 raise BrokenPromiseError(f"{target}: what was trained up to step {before} was lost")

@@ -139,6 +139,35 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     assert not (run / "result.json").exists()
 
 
+@pytest.mark.parametrize("left", ["", '{"epoch": 1, "step": 3', '{"epoch": 2, "step": 6}\n'])
+def test_a_run_whose_figures_of_an_epoch_are_lost_is_not_resumed(tmp_path, left):
+    """It would end without them."""
+    run = tmp_path / "run"
+    ended = []
+
+    def stop(_):
+        ended.append("an epoch")
+        if len(ended) == 2:
+            raise Interrupted("after two epochs")
+
+    with pytest.raises(Interrupted):
+        fit(small("engine.checkpoint_seconds=0"), run, quiet=True, judge=stop)
+    (run / "metrics.jsonl").write_text(left)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged: it has no whole line of epoch 1") as error:
+        fit(small(), run, quiet=True)
+    assert "\n" not in str(error.value)
+    assert (run / "metrics.jsonl").read_text() == left
+
+
+def test_no_curve_of_a_damaged_run_is_measured(finished, tmp_path):
+    run = copied(finished, tmp_path / "run")
+    flip(run / "run.json", 0.3)
+    done = CliRunner().invoke(app, ["curve", str(run), "--at", "0.5", "--quiet"])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "run.json" in done.stderr
+    assert not (run / "curves").exists()
+
+
 def test_a_run_resumes_with_the_changes_that_are_allowed(tmp_path):
     run = stopped(tmp_path / "run")
     changes = ("engine.checkpoint_seconds=7", "engine.workers=1", "curve.at=[0.5]", "track=[tensorboard]")
