@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from fuzz.canary import watched
 from fuzz.memory import NO_MEMORY, at_most
-from fuzz.mutations import hostile
-from fuzz.readers import READERS, Reader
+from fuzz.mutations import JSON, JSON_LINES, YAML, hostile
+from fuzz.readers import READERS, Reader, ledger_bytes, ledger_with
+from junk import DEEP, variants
+from sweep.sweeps import GRID
 
 CASES = int(os.environ.get("CASES", "25"))  # per reader
 SEED = int(os.environ.get("SEED", "0"))
@@ -61,3 +63,63 @@ def test_hostile_files(reader, tmp_path, monkeypatch):
         assert message is not None or not reader.is_sealed or reader.is_same(content, whole)
 
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", [reader for reader in READERS if reader.is_whole and reader.form], ids=str)
+def test_every_value_exchanged_for_junk(reader, tmp_path):
+    """One after the other, whatever the cases above happened to exchange."""
+    if reader.slow or reader.form not in (JSON, JSON_LINES, YAML):
+        pytest.skip("its own tests exchange every value")
+    file = reader.example(tmp_path)
+    for variant in variants(reader.form.load(file.read_bytes())):
+        refusal_of(reader.form.dump(variant), reader, file)
+
+
+# What made a reader fail in another way than by its line, once.
+FOUND = {
+    "recipe": (
+        b"\x00",
+        b"name: !!bool x",
+        b"name: 2001-99-99",
+        b"name: !!timestamp x",
+        b"name: !!int ''",
+        b"seed: " + b"1" * 5000,
+    ),
+    "grid": (b"\x00", GRID.replace("name: sgd", "a: 1").encode()),
+    "run: config.yaml": (b"method: {name: !!bool x}", b"method: {name: !!int ''}"),
+    "data: tinyimagenet folder wnids.txt": (b"\x80",),
+    "data: tinyimagenet folder val_annotations.txt": (b"\x80",),
+    "run: metrics.jsonl": (b'{"epoch": 1' + b"0" * 400 + b"}", b'{"epoch": 1, "step": 1' + b"0" * 400 + b"}"),
+    "latency table": (DEEP.encode(), b'{"a": 1' + b"0" * 400 + b"}"),
+    "data: cache, about.json": (DEEP.encode(),),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found(name, tmp_path):
+    (reader,) = (reader for reader in READERS if reader.name == name)
+    file = reader.example(tmp_path)
+    for content in FOUND[name]:
+        message = refusal_of(content, reader, file)
+        is_passed_over = name in ("run: metrics.jsonl", "latency table", "data: cache, about.json")
+        assert message is not None or is_passed_over
+
+
+def test_ledgers_that_were_found(tmp_path):
+    """A database that waits would not mend is not waited for."""
+    (reader,) = (reader for reader in READERS if reader.name == "sweep: ledger")
+    file = reader.example(tmp_path)
+    whole = ledger_bytes()
+    for content in (ledger_with({}), ledger_with({"study_user_attributes 1": {}}), whole[:5000]):
+        assert "ledger.db" in str(refusal_of(content, reader, file))
+
+
+@pytest.mark.parametrize("arguments", [{"vidth": 4}, {"width": 8}, {"width": 10**7}, {"classes": "x"}])
+def test_a_network_that_is_not_what_its_header_says(arguments, tmp_path):
+    """In a run whose hashes are right."""
+    (reader,) = (reader for reader in READERS if reader.name == "run: its network")
+    file = reader.example(tmp_path)
+    tree = reader.form.load(file.read_bytes())
+    tree["about"]["model"]["arguments"] = arguments
+    assert "model.safetensors: " in refusal_of(reader.form.dump(tree), reader, file)

@@ -134,7 +134,7 @@ def test_other_image_sizes_are_refused():
         (dict(image=30), "image must be a multiple of patch, got 30 and 4"),
         (dict(heads=5), "width must be a multiple of heads, got 192 and 5"),
         (dict(mlp_ratio=0), "mlp_ratio must be a whole number of at least 1, got 0"),
-        (dict(depth="9"), "depth must be a whole number of at least 1, got '9'"),
+        (dict(depth="9"), "depth must be a whole number from 1 to 1,000, got '9'"),
     ],
 )
 def test_wrong_arguments(arguments, line):

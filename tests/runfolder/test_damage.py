@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from junk import DEEP
 from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS, change_record
 from runfolder.test_round_trip import write_whole_run
+from sparsefw.report import read_run as read_reported_run
+from sparsefw.report.charts import run_charts
 from sparsefw.runfolder import EpochWriter, RunFolderError, RunKind, RunPaths, RunStatus, RunWriter, read_run
 from sparsefw.runfolder.read import (
+    read_config,
     read_curve,
     read_data,
     read_environment,
@@ -169,3 +173,21 @@ def test_one_flipped_bit_in_the_figures_of_an_epoch_is_noticed(tmp_path):
     first, *others = path.read_text().splitlines(keepends=True)
     path.write_text("".join([first.replace("1", "3", 1), *others]))
     assert "metrics.jsonl: 1 lines cannot be read, the first is line 1" in read_run(tmp_path).problems
+
+
+@pytest.mark.parametrize(
+    "deep", [DEEP, "{a: " * 20_000, "- " * 50_000, "? " * 50_000], ids=["json", "map", "list", "key"]
+)
+def test_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path, deep):
+    """libyaml would overrun the stack, and end the process."""
+    write_whole_run(tmp_path)
+    RunPaths(tmp_path).config.write_text(deep)
+    with pytest.raises(RunFolderError, match=r"config\.yaml cannot be read"):
+        read_config(tmp_path)
+
+
+def test_a_metric_that_is_unknown_is_drawn_under_its_own_name(tmp_path):
+    write_whole_run(tmp_path)
+    path = RunPaths(tmp_path).facts
+    change_record(path, metric="beauty")
+    assert "beauty" in str(run_charts(read_reported_run(tmp_path))[0])

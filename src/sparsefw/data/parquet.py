@@ -147,6 +147,10 @@ class ParquetSource(FileSource):
             if size > ARRAY_BYTES:
                 raise DataError(f"{self._files[file]}: row group {group} unpacks to more than {ARRAY_BYTES:,} bytes")
             parts.append(part)
+        rows = sum(part.num_rows for part in parts)
+        stated = self._metadata[file].row_group(group).num_rows
+        if rows != stated:
+            raise DataError(f"{self._files[file]} is damaged: row group {group} has {rows} rows, not {stated}")
         return _pyarrow().Table.from_batches(parts)
 
     def _bytes(self, table: Any, column: str, row: int, i: int) -> bytes:
@@ -159,6 +163,8 @@ class ParquetSource(FileSource):
     def _check_columns(self) -> None:
         is_integer = _pyarrow().types.is_integer
         for path, metadata in zip(self._files, self._metadata, strict=True):
+            if metadata.num_rows > path.stat().st_size:
+                raise DataError(f"{path} is damaged: it says that it has {metadata.num_rows:,} rows")
             schema = metadata.schema.to_arrow_schema()
             for name in (self._image, self._target):
                 if name not in schema.names:

@@ -52,6 +52,11 @@ def number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
+def _drawable(value: Any) -> int | None:
+    """Return an integer that charts can show, None for anything that is no integer; OverflowError for a larger one."""
+    return int(value) if isinstance(value, int) and math.isfinite(float(value)) else None
+
+
 def finite(value: float) -> float:
     """Return a finite number unchanged, and nan for any other."""
     return value if math.isfinite(value) else math.nan
@@ -123,8 +128,8 @@ def parse_epoch(content: Content) -> EpochRecord:
         },
     )
     return EpochRecord(
-        epoch=int(content["epoch"]),
-        step=step if isinstance(step, int) else None,
+        epoch=int(float(content["epoch"])),  # OverflowError where no chart could show it
+        step=_drawable(step),
         seconds=number(content.get("seconds")),
         images_per_second=number(content.get("images_per_second")),
         lr=number(content.get("lr")),
@@ -150,7 +155,7 @@ def parse_result(content: Content) -> ResultRecord:
         metric=str(content["metric"]),
         validation=_figures(content.get("validation")),
         test=_figures(content.get("test")),
-        steps=steps if isinstance(steps, int) else None,
+        steps=_drawable(steps),
         seconds=number(content.get("seconds")),
         images_per_second=number(content.get("images_per_second")),
         skipped_images=int(content.get("skipped_images", 0)),

@@ -63,14 +63,14 @@ def _is_damage(error: BaseException) -> bool:
 @contextmanager
 def damage_named(storage: optuna.storages.BaseStorage) -> Iterator[None]:
     """A block that reads what a storage holds, which may be anything; ConfigError of one line if it is damaged."""
+    name = url_without_password(str(storage.engine.url)) if isinstance(storage, optuna.storages.RDBStorage) else ""
     try:
         yield
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise ConfigError(f"storage {name}: {error}") from None
     except (*UNREACHABLE, *MALFORMED) as error:
         if isinstance(error, UNREACHABLE) and not _is_damage(error):
             raise
-        name = url_without_password(str(storage.engine.url)) if isinstance(storage, optuna.storages.RDBStorage) else ""
         raise ConfigError(
             f"storage {name} is damaged, or holds no sweep of this version: {type(error).__name__}: {first_line(error)}"
         ) from None

@@ -11,21 +11,23 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
 from sparsefw.child_processes import keep_from_children
 from sparsefw.config_base import ConfigError, flatten, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.methods.base import UnknownMethod
-from sparsefw.models import build_named
+from sparsefw.models import MODELS, build_named
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
+from sparsefw.runfolder.parse import MALFORMED
 from sparsefw.runfolder.read import (
     read_config,
     read_data,
@@ -38,6 +40,7 @@ from sparsefw.runfolder.read import (
     read_retraining,
 )
 from sparsefw.runfolder.schema import ConfigRecord, DataChange, DataRecord, EnvironmentRecord, ModelRecord, ResultRecord
+from sparsefw.text import one_line
 from sparsefw.train.config import RunConfig
 
 # Settings that may change between a start and a resume: where and how fast a run is trained, and how it is evaluated.
@@ -266,8 +269,15 @@ class RunFolder:
             trust: whether Python code that makes the network may be imported, which runs it.
         """
         record = self.check_model()
-        model = build_named(record.name, record.arguments, trust=trust, field=f"{self.path}: model.name")
-        model.load_state_dict(read_model_tensors(self.path))
+        tensors = read_model_tensors(self.path)
+        try:
+            if record.name in MODELS:  # sizes first: a file can name a network that fills the memory
+                with torch.device("meta"):
+                    _check_sizes(build_named(record.name, record.arguments), tensors)
+            model = build_named(record.name, record.arguments, trust=trust)
+            model.load_state_dict(tensors)
+        except (*MALFORMED, RuntimeError, ArithmeticError) as error:
+            raise ConfigError(f"{self.path}: {self.paths.model.name}: {one_line(error)}") from None
         return model.eval(), record
 
     def finish(self, result: ResultRecord) -> None:
@@ -282,6 +292,15 @@ class RunFolder:
         """Remove the result of a training whose network is gone: such a training is not over."""
         if self.path.is_dir() and not self.paths.model.exists():
             self.writer.forget_result()
+
+
+def _check_sizes(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the tensors have the names and shapes of the network's."""
+    sizes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
+    given = {name: tensor.shape for name, tensor in tensors.items()}
+    wrong = [name for name in dict.fromkeys((*sizes, *given)) if sizes.get(name) != given.get(name)]
+    if wrong:
+        raise ValueError(f"its weights are not those of the network that it names: {wrong[0]} differs")
 
 
 def identity_of(config: ConfigRecord) -> str:
