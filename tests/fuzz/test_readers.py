@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from fuzz.canary import watched
 from fuzz.memory import NO_MEMORY, at_most
-from fuzz.mutations import JSON, JSON_LINES, YAML, hostile
+from fuzz.mutations import JSON, JSON_LINES, YAML, Raw, hostile
 from fuzz.readers import READERS, Reader, ledger_bytes, ledger_with
 from junk import DEEP, variants
 from sweep.sweeps import GRID
@@ -111,7 +111,9 @@ def test_ledgers_that_were_found(tmp_path):
     (reader,) = (reader for reader in READERS if reader.name == "sweep: ledger")
     file = reader.example(tmp_path)
     whole = ledger_bytes()
-    for content in (ledger_with({}), ledger_with({"study_user_attributes 1": {}}), whole[:5000]):
+    records = ({}, None, Raw(DEEP))
+    plans = [ledger_with({"study_user_attributes 1": record}) for record in records]
+    for content in (ledger_with({}), *plans, whole[:5000]):
         assert "ledger.db" in str(refusal_of(content, reader, file))
 
 

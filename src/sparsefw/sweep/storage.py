@@ -68,7 +68,7 @@ def damage_named(storage: optuna.storages.BaseStorage) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"storage {name}: {error}") from None
-    except (*UNREACHABLE, *MALFORMED) as error:
+    except (*UNREACHABLE, *MALFORMED, RecursionError) as error:
         if isinstance(error, UNREACHABLE) and not _is_damage(error):
             raise
         raise ConfigError(
