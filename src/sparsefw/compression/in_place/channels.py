@@ -18,12 +18,11 @@ from sparsefw.compression.structure.channels import (
     SEPARATE_NORMS,
     Channels,
     Side,
-    axis_of_channels,
     is_frozen_norm,
     is_norm_of_channels,
 )
 from sparsefw.compression.structure.counted_norms import norm_form
-from sparsefw.compression.structure.layers import AnyConv, bare_tensor, groups_of, weight_of
+from sparsefw.compression.structure.layers import AnyConv, axis_of_channels, bare_tensor, groups_of, weight_of
 from sparsefw.compression.structure.surgery import size
 from sparsefw.geometry.select import without_smallest_masks
 from sparsefw.layer_types import TRANSPOSED

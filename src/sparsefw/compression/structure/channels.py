@@ -21,12 +21,14 @@ from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.labels import Array, Labels, Tracer
 from sparsefw.compression.structure.layers import (
     AnyConv,
+    axis_of_channels,
     call_on_copy,
     channel_axis,
     evaluating,
     forward_order,
     hooks,
     is_layer,
+    may_be_of_channels,
     shared_layers,
 )
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, TRANSPOSED
@@ -94,19 +96,6 @@ def is_frozen_norm(module: nn.Module) -> bool:
 def is_norm_of_channels(module: nn.Module) -> bool:
     """Return whether it is a norm that loses channels: one of each channel by itself, or one over all channels."""
     return isinstance(module, SEPARATE_NORMS) or is_frozen_norm(module) or norm_form(module) is not None
-
-
-def axis_of_channels(bare: Tensor) -> int | None:
-    """Return the axis of channels in a tensor outside of layers: its only long one, or that of (1, positions, channels)."""
-    long = [axis for axis, length in enumerate(bare.shape) if length > 1]
-    if len(long) > 1:
-        return 2 if bare.ndim == 3 and long == [1, 2] else None
-    return long[0] if long else 0
-
-
-def _has_values_of_channels(buffer: Tensor) -> bool:
-    """Return whether it holds numbers or a mask; whole numbers are indices and counts."""
-    return buffer.is_floating_point() or buffer.dtype == torch.bool
 
 
 def is_depthwise(module: nn.Module) -> bool:
@@ -204,7 +193,7 @@ class _Trace:
             model = copy.deepcopy(model)
         self.modules = dict(model.named_modules())
         self.bare = {p: name for name, p in model.named_parameters()}
-        self.bare |= {b: name for name, b in model.named_buffers() if b.numel() > 1 and _has_values_of_channels(b)}
+        self.bare |= {b: name for name, b in model.named_buffers() if may_be_of_channels(b)}
         self.obstacles = {
             layer: because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=layer, other=other)
             for layer, other in shared_layers(model).items()

@@ -108,6 +108,19 @@ def bare_tensor(model: nn.Module, name: str) -> Tensor | None:
     return module._parameters.get(local, module._buffers.get(local))
 
 
+def axis_of_channels(bare: Tensor) -> int | None:
+    """Return the axis of channels in a tensor outside of layers: its only long one, or that of (1, positions, channels)."""
+    long = [axis for axis, length in enumerate(bare.shape) if length > 1]
+    if len(long) > 1:
+        return 2 if bare.ndim == 3 and long == [1, 2] else None
+    return long[0] if long else 0
+
+
+def may_be_of_channels(buffer: Tensor) -> bool:
+    """Return whether a buffer may be a scale, an offset or a mask of channels; whole numbers are indices and counts."""
+    return buffer.numel() > 1 and (buffer.is_floating_point() or buffer.dtype == torch.bool)
+
+
 def shared_layers(model: nn.Module) -> dict[str, str]:
     """Map modules that share a parameter to the other module. (One module under two names is one module.)"""
     owners: dict[nn.Parameter, dict[nn.Module, str]] = {}

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, axis_of_channels, is_frozen_norm
+from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
 from sparsefw.compression.structure.layers import (
     AnyConv,
+    axis_of_channels,
     bare_tensor,
     groups_of,
     is_channels_last,
