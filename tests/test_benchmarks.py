@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import oracle_quality
 import report_speed
 import scaling
+import soak
 import throughput
 from shared import CommandAnswer
 from sparsefw.bench import measure_training_speed
@@ -140,3 +142,28 @@ def test_a_new_throughput_table_replaces_only_that_of_its_recipe(monkeypatch, tm
     kept = json.loads((tmp_path / "throughput-x.json").read_text())
     assert {stem: table["command"] for stem, table in kept.items()} == {"a": "command 2", "b": "command 1"}
     assert "`command 1`" in (tmp_path / "throughput-x.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_long_training_takes_no_more_and_more(tmp_path):
+    measured = soak.soak(tmp_path, 600, seconds_between=0.1)
+    assert measured["steps"] >= 600
+    assert measured["rounds"] >= 1
+    samples = measured["samples"]
+    half = len(samples["steps"]) // 2
+    assert half >= 5
+    for name, measure in [
+        ("training", "handles"),
+        ("training", "threads"),
+        ("curves and reports", "handles"),
+        ("curves and reports", "threads"),
+        ("run folder", "files"),
+        ("run folder", "MiB without metrics.jsonl"),
+    ]:
+        values = [taken[measure] for taken in samples[name]]
+        assert statistics.median(values[half:]) <= max(values[:half]), (name, measure)
+
+
+def test_early_and_late_medians_leave_the_warm_up_out():
+    samples = [{"handles": value} for value in (100, 100, 4, 6, 7, 7, 5, 9)]
+    assert soak.early_and_late(samples, "handles") == (5, 7)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -34,6 +36,16 @@ def listed(names: Sequence[str], shown: int = 3) -> str:
     """
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def shell_path(path: Path) -> str:
+    """Return a path as one types it in a shell, behind any command.
+
+    >>> shell_path(Path("runs/a")), shell_path(Path("my runs/a")), shell_path(Path("-a"))
+    ('runs/a', "'my runs/a'", './-a')
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def first_line(error: BaseException) -> str:

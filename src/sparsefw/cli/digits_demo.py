@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from sparsefw.cli.compress_run import compress_run
 from sparsefw.cli.output import Outcome
 from sparsefw.report import curves_figure, ratio_table, read_runs, save_figure, write_page
 from sparsefw.runfolder import RunPaths
-from sparsefw.text import print_status
+from sparsefw.text import print_status, shell_path
 from sparsefw.train import fit, load_recipe
 from sparsefw.train.evaluate_run import TrainedRun
 
@@ -89,6 +88,6 @@ def _measure_curves(trained_runs: Mapping[str, TrainedRun], folder: Path, quiet:
 
 
 def _next_commands(folder: Path) -> str:
-    commands = {command.format(run=shlex.quote(str(folder))): about for command, about in NEXT_COMMANDS.items()}
+    commands = {command.format(run=shell_path(folder)): about for command, about in NEXT_COMMANDS.items()}
     width = max(map(len, commands))
     return "\n".join(["What to type next:", *(f"  {command:{width}}   {about}" for command, about in commands.items())])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import typer
 
 from sparsefw.atomic_io import json_ready
-from sparsefw.errors import Diverged, Interrupted
+from sparsefw.errors import Diverged, Interrupted, disk_error
 from sparsefw.own_code import search_current_folder
 from sparsefw.text import print_status
 
@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
 def verb(body: F) -> F:
     """Turn a function into a command.
 
-    An exception ends in one line and an exit code: 2 for bad input, 1 for a failure, 130 for an interrupt. If the environment
-    variable SPARSEFW_TRACEBACK is set, the traceback is shown instead.
+    An exception ends in one line and an exit code: 2 for bad input, 1 for a failure (such as a full disk), 130 for an
+    interrupt. If the environment variable SPARSEFW_TRACEBACK is set, the traceback is shown instead.
     """
 
     @functools.wraps(body)
@@ -52,7 +52,7 @@ def verb(body: F) -> F:
         except Exception as error:
             if os.environ.get("SPARSEFW_TRACEBACK"):
                 raise
-            bad_input = isinstance(error, ValueError)
+            bad_input = isinstance(error, ValueError) and disk_error(error) is None
             print_status(f"{'error' if bad_input else 'failed'}: {_one_line(error)}")
             raise typer.Exit(BAD_INPUT if bad_input else FAILED) from None
 
@@ -60,6 +60,8 @@ def verb(body: F) -> F:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = str(error).strip() or type(error).__name__
     if isinstance(error, (ValueError, OSError, Diverged)):
         return text.replace("\n", " ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sparsefw.report.tables import Table
 from sparsefw.sweep.results import figure_cells
 from sparsefw.sweep.sweep_plan import settings_text
+from sparsefw.text import shell_path
 
 
 def results_text(results: Mapping[str, Any], folder: Path) -> str:
@@ -33,8 +33,8 @@ def results_text(results: Mapping[str, Any], folder: Path) -> str:
         lines += [f"failed: {name} {job}: {error}" for job, error in row["failed"].items()]
     if any(row["failed"] for row in rows.values()):
         lines.append("see error.txt in the folder of a failed job; the same command with --retry tries it again")
-    page = shlex.quote(str(folder / "report.html"))
-    lines.append(f"{folder}: next, `sparsefw report {shlex.quote(str(folder))} -o {page}`")
+    page = shell_path(folder / "report.html")
+    lines.append(f"{folder}: next, `sparsefw report {shell_path(folder)} -o {page}`")
     return "\n".join(lines)
 
 

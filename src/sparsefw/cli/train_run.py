@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from sparsefw.cli.output import Outcome, is_first_process
 from sparsefw.models import is_own_network
 from sparsefw.report import read_run, run_figure, save_figure
 from sparsefw.runfolder import RunPaths
+from sparsefw.text import shell_path
 from sparsefw.train import fit
 from sparsefw.train.config import RunConfig
 from sparsefw.train.retrain import retrain
@@ -29,7 +29,7 @@ def train_run(
         f"{config.name}: {_metric_text(result)}; {result['images_per_second']:,.0f} images/s",
         *(f"warning: {text}" for text in result["warnings"]),
         str(picture),
-        f"{folder}: next, `sparsefw curve {shlex.quote(str(folder))}{flag}`",
+        f"{folder}: next, `sparsefw curve {shell_path(folder)}{flag}`",
     ]
     return Outcome({"run": folder, **result, "picture": picture}, "\n".join(lines))
 

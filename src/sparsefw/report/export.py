@@ -19,7 +19,7 @@ def write_files(folder: Path, runs: Sequence[Run]) -> list[Path]:
     try:
         return _write_sections(folder, contents)
     except OSError as error:
-        raise ReportError(f"cannot write {folder}: {error.strerror}") from error
+        raise ReportError(f"cannot write {error.filename or folder}: {error.strerror}") from error
 
 
 def _write_sections(folder: Path, contents: Contents) -> list[Path]:

@@ -13,6 +13,7 @@ from sparsefw.report.records import Run
 from sparsefw.report.series import Comparison, Series
 from sparsefw.report.tables import Table, cell_of, shown_ratio
 from sparsefw.runfolder.schema import CurveSettings, Size
+from sparsefw.text import shell_path
 
 COLUMNS = {"parameters": "parameters", "macs": "MACs", "bytes": "bytes", "milliseconds": "ms"}
 MISSING = "not measured"
@@ -51,14 +52,14 @@ def compress_command(run: Run, settings: CurveSettings, kind: str, ratio: float)
     """Return the command that makes the physically smaller network of a run."""
     ((option, amount),) = kind_of(kind).compress_arguments(ratio).items()
     amount = amount if isinstance(amount, str) else f"{amount:.6g}"
-    words = ["sparsefw", "compress", str(run.folder), f"--{option}", amount]
+    words = ["sparsefw", "compress", shell_path(run.folder), f"--{option}", shlex.quote(amount)]
     if settings.score != CurveSettings().score:
-        words += ["--score", settings.score]
+        words += ["--score", shlex.quote(settings.score)]
     if settings.allocation is not None:
-        words += ["--allocation", settings.allocation]
+        words += ["--allocation", shlex.quote(settings.allocation)]
     if settings.calibration not in (None, run.record.config.calibration):
         words += ["--calibration", str(settings.calibration)]
-    return shlex.join([*words, "-o", str(run.folder / f"small-{kind}-{100 * ratio:.4g}")])
+    return " ".join([*words, "-o", shell_path(run.folder / f"small-{kind}-{100 * ratio:.4g}")])
 
 
 def _dense_row(series: Series, comparison: Comparison) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +46,7 @@ def retry_while_unreachable(call: F) -> F:
             try:
                 return call(*args, **kwargs)
             except UNREACHABLE as error:
+                _raise_if_full(error, LEDGER_FILE)
                 if time.monotonic() > deadline or _is_damage(error):
                     raise
                 time.sleep(pause)
@@ -74,6 +77,15 @@ def damage_named(storage: optuna.storages.BaseStorage) -> Iterator[None]:
         raise ConfigError(
             f"storage {name} is damaged, or holds no sweep of this version: {type(error).__name__}: {first_line(error)}"
         ) from None
+
+
+def _raise_if_full(error: BaseException, file: str) -> None:
+    """Raise the error of the system if SQLite found the disk full, which waiting does not mend."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file) from error
+        cause = cause.__cause__
 
 
 def storage_url(text: str | None, folder: Path) -> str:
@@ -126,6 +138,7 @@ def open_storage(url: str, must_exist: bool = False) -> optuna.storages.RDBStora
             f"storage {url_without_password(url)} needs a driver: pip install 'sparsefw[postgres]'"
         ) from None
     except (*UNREACHABLE, RuntimeError, UnicodeDecodeError) as error:
+        _raise_if_full(error, parsed.database or LEDGER_FILE)
         raise StorageUnreachable(f"storage {url_without_password(url)} cannot be opened: {first_line(error)}") from None
 
 

@@ -24,7 +24,7 @@ from sparsefw.sweep.progress import ProgressReporter
 from sparsefw.sweep.results import sweep_results
 from sparsefw.sweep.sweep import Sweep
 from sparsefw.sweep.sweep_plan import SweepPlan
-from sparsefw.sweep.worker import BAD_INPUT, WORKER_VARIABLE, data_fingerprint
+from sparsefw.sweep.worker import BAD_INPUT, DISK_FAILED, WORKER_VARIABLE, data_fingerprint
 
 POLL_SECONDS = 0.5
 SECONDS_BETWEEN_STOP_SIGNALS = 20.0  # a worker may need some to write a checkpoint
@@ -119,6 +119,8 @@ class WorkerProcess:
             return
         if code == BAD_INPUT:
             raise ConfigError("no worker can start here; the line above says why")
+        if code == DISK_FAILED:  # another worker would fill what is left
+            raise OSError("a worker cannot write, as the line above says; mend that, and the same command continues")
         short = time.monotonic() - self._started < SHORT_LIFE_SECONDS
         self._short_lives = self._short_lives + 1 if short else 0
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"

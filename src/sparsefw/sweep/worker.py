@@ -21,7 +21,7 @@ from sparsefw.atomic_io import json_ready
 from sparsefw.compression import Curve, curve
 from sparsefw.data.fingerprint import Fingerprint
 from sparsefw.data.loaders import open_data
-from sparsefw.errors import Interrupted
+from sparsefw.errors import Interrupted, disk_error
 from sparsefw.own_code import search_current_folder
 from sparsefw.runfolder import RunPaths, RunWriter
 from sparsefw.runfolder.schema import SweepJob
@@ -44,7 +44,9 @@ from sparsefw.train.loop import Training, evaluate, evaluated_model
 WORKER_VARIABLE = "SPARSEFW_SWEEP_WORKER"
 POLL_SECONDS = 1.0  # between looks at the ledger while other workers run the last jobs
 RUNGS = (0.25, 0.5, 0.75)  # the parts of a training after which the pruner may stop it
-BAD_INPUT = 2  # exit code
+# Exit codes.
+BAD_INPUT = 2
+DISK_FAILED = 3
 
 
 class Task(NamedTuple):
@@ -143,9 +145,10 @@ def is_machine_failure(error: BaseException) -> bool:
 
     Such as a full or broken disk, too little memory, a failed GPU, or a storage that cannot be reached.
     """
-    codes = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+    if disk_error(error) is not None:
+        return True
     if isinstance(error, OSError):
-        return error.errno in codes
+        return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     return isinstance(error, (MemoryError, torch.AcceleratorError, *UNREACHABLE))
 
 
@@ -294,6 +297,12 @@ def main() -> None:
         work(sweep, data, assignment["parent"])
     except (Interrupted, KeyboardInterrupt):
         sys.exit(130)
+    except Exception as error:
+        failed = disk_error(error)
+        if failed is None:
+            raise
+        print_status(f"failed: {failed.filename}: {failed.strerror}")
+        sys.exit(DISK_FAILED)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from sparsefw.runfolder.read import (
     read_retraining,
 )
 from sparsefw.runfolder.schema import ConfigRecord, DataChange, DataRecord, EnvironmentRecord, ModelRecord, ResultRecord
-from sparsefw.text import one_line
+from sparsefw.text import one_line, shell_path
 from sparsefw.train.config import RunConfig
 
 # Settings that may change between a start and a resume: where and how fast a run is trained, and how it is evaluated.
@@ -198,7 +197,7 @@ class RunFolder:
         if lost:
             raise ConfigError(
                 f"{self.paths.metrics} is damaged: it has no whole line of epoch {lost[0]}, which has been trained; "
-                f"restore it, or remove {shlex.quote(str(self.path))} and train again"
+                f"restore it, or remove {shell_path(self.path)} and train again"
             )
 
     def begin(
@@ -247,7 +246,7 @@ class RunFolder:
         if digest != result.model:
             raise ConfigError(
                 f"{paths.model} is damaged, or belongs to another run: its SHA-256 is not the one in {paths.result.name}; "
-                f"restore it, or remove {shlex.quote(str(self.path))} and train again"
+                f"restore it, or remove {shell_path(self.path)} and train again"
             )
         record = read_model_header(self.path)
         if record is None or record.run != self.identity:

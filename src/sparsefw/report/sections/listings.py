@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -14,7 +13,7 @@ from sparsefw.report.sections.section import ReportSection, all_runs
 from sparsefw.report.tables import Table
 from sparsefw.runfolder import RunPaths
 from sparsefw.runfolder.schema import EnvironmentRecord
-from sparsefw.text import listed
+from sparsefw.text import listed, shell_path
 
 COMMANDS_NOTE = (
     "Add --data DIR unless the data set comes with the package. NEW is a folder that does not exist yet. "
@@ -55,8 +54,7 @@ def _configurations_files(contents: Contents) -> Iterator[tuple[str, Table]]:
 
 
 def _commands_html(contents: Contents, chart_names: Sequence[str]) -> str:
-    paths = [str(RunPaths(run.folder).config) for run in contents.runs]
-    lines = [f"sparsefw train {shlex.quote(path)} --out NEW" for path in paths]
+    lines = [f"sparsefw train {shell_path(RunPaths(run.folder).config)} --out NEW" for run in contents.runs]
     every = _folded_if_long(contents, f"All {len(contents.runs)} commands", commands(lines))
     return every + paragraphs([COMMANDS_NOTE], "note")
 
