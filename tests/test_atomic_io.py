@@ -65,7 +65,7 @@ def write(target: Path, what: str) -> None:
             (aside / "weights").write_text("new")
 
 
-@pytest.mark.parametrize("date", [0.0, FUTURE])
+@pytest.mark.parametrize("date", [0.0, FUTURE], ids=["of 1970", "of the future"])
 @pytest.mark.parametrize("what", REPLACE)
 def test_the_next_write_of_a_target_removes_what_a_kill_left_of_it(tmp_path, what, date):
     target = tmp_path / "small"

@@ -98,5 +98,5 @@ def change_record(path: Path, **changes: Any) -> None:
 
 
 def config_without_digest(path: Path) -> str:
-    """Return the text of a config.yaml without its last line, the digest, which would show that it was changed."""
-    return path.read_text().rpartition("#")[0]
+    """Return the text of a config.yaml without its first line, the digest, which would show that it was changed."""
+    return path.read_text().partition("\n")[2]

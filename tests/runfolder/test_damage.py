@@ -157,7 +157,10 @@ def test_one_flipped_bit_in_a_figure_is_noticed(tmp_path, name):
     write_whole_run(tmp_path)
     path = tmp_path / name
     content = bytearray(path.read_bytes())
-    place = next(i for i, byte in enumerate(content) if chr(byte).isalnum() and chr(byte ^ 1).isalnum())
+    below_comment = content.index(b"\n") if path.suffix == ".yaml" else 0
+    place = next(
+        i for i in range(below_comment, len(content)) if all(chr(content[i] ^ bit).isalnum() for bit in (0, 1))
+    )
     content[place] ^= 1
     path.write_bytes(content)
     try:
@@ -165,6 +168,15 @@ def test_one_flipped_bit_in_a_figure_is_noticed(tmp_path, name):
     except RunFolderError as error:
         problems = (error.reason,)
     assert any(path.name in problem for problem in problems)
+
+
+def test_a_configuration_that_was_cut_off_between_two_lines_is_noticed(tmp_path):
+    write_whole_run(tmp_path)
+    path = RunPaths(tmp_path).config
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]))
+    with pytest.raises(RunFolderError, match=r"config\.yaml is damaged"):
+        read_config(tmp_path)
 
 
 def test_one_flipped_bit_in_the_figures_of_an_epoch_is_noticed(tmp_path):

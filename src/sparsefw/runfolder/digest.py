@@ -13,7 +13,7 @@ from typing import Any
 from sparsefw.atomic_io import json_ready
 
 KEY = "sha256"
-_COMMENT = "# sha256 of the lines above: "
+_COMMENT = "# sha256 of the lines below: "  # above, since a text may be cut off anywhere
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,18 +38,19 @@ def without_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_digest_line(text: str) -> str:
-    """Return a text with a comment that holds its digest as the last line."""
-    return f"{text}{_COMMENT}{_hash(text)}\n"
+    """Return a text below a comment that holds its digest."""
+    return f"{_COMMENT}{_hash(text)}\n{text}"
 
 
 def is_intact_text(text: str) -> bool:
-    """Return whether a text with a digest as its last line is what was written.
+    """Return whether a text below a comment with its digest is what was written.
 
-    >>> is_intact_text(with_digest_line("lr: 0.1\\n")), is_intact_text(with_digest_line("lr: 0.1\\n").replace("1", "3", 1))
-    (True, False)
+    >>> written = with_digest_line("lr: 0.1\\nepochs: 5\\n")
+    >>> is_intact_text(written), is_intact_text(written.replace(": 5", ": 4")), is_intact_text(written[:-10])
+    (True, False, False)
     """
-    above, comment, digest = text.rpartition(_COMMENT)
-    return not comment or digest.strip() == _hash(above)
+    first, _, below = text.partition("\n")
+    return not first.startswith(_COMMENT) or first.removeprefix(_COMMENT) == _hash(below)
 
 
 def _digest(content: Mapping[str, Any]) -> str:
