@@ -1,5 +1,5 @@
 """python -m sparsefw"""
 
-from sparsefw.cli import app
+from sparsefw.cli import run
 
-app()
+run()

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sparsefw import load
+from sparsefw import cli, load
 from sparsefw.cli import app, verbs
 
 TINY = ["--set", "train.epochs=3", "--set", "model.arguments.width=8"]
@@ -258,3 +258,14 @@ def test_bad_input_ends_in_one_line(run, tmp_path):
     ]:
         assert message in refused(*arguments), arguments
     assert not (tmp_path / "r").exists()
+
+
+def test_an_interrupt_before_a_verb_begins_ends_in_one_line(monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparsefw.cli.main.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.run([])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -191,7 +191,7 @@ def _run(words: tuple[str, ...], folder: Path, log: Path, stop_before: int | Non
     sys.addaudithook(operations.audit)
     sys.setprofile(operations.profile)
     try:
-        cli.app(words, prog_name="sparsefw")
+        cli.run(words, prog_name="sparsefw")
     finally:
         sys.setprofile(None)
         operations.stop_before = None

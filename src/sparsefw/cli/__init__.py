@@ -1,5 +1,5 @@
 """The command line."""
 
-from sparsefw.cli.main import app
+from sparsefw.cli.main import app, run
 
-__all__ = ["app"]
+__all__ = ["app", "run"]

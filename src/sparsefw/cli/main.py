@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from sparsefw.cli.output import INTERRUPTED
 from sparsefw.cli.verbs.bench import bench
 from sparsefw.cli.verbs.compress import compress
 from sparsefw.cli.verbs.curve import curve
@@ -17,6 +18,7 @@ from sparsefw.cli.verbs.reproduce import reproduce
 from sparsefw.cli.verbs.retrain import retrain
 from sparsefw.cli.verbs.sweep import sweep
 from sparsefw.cli.verbs.train import train
+from sparsefw.text import print_status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,3 +41,12 @@ def version(
 
         print(__version__)
         raise typer.Exit
+
+
+def run(*arguments: Any, **settings: Any) -> None:
+    """Run the command line; an interrupt that comes before a verb begins ends in one line, too."""
+    try:
+        app(*arguments, **settings)
+    except KeyboardInterrupt:
+        print_status("interrupted")
+        raise SystemExit(INTERRUPTED) from None
