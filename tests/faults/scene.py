@@ -95,6 +95,8 @@ class Scene:
         sweep.send(signal.SIGKILL)
         sweep.ending()
         end_processes_in(self.folder)
+        for name in leftovers(os.listdir(self.folder / "begun")):
+            shutil.rmtree(self.folder / "begun" / name)
 
     def _start(self, line: str, stop_before: int | None = None) -> Forked:
         return Forked(tuple(line.split()), self.folder, stop_before)
