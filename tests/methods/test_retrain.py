@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from methods.by_hand import layer, optimizer_of
+from runfolder.records import change_record
 from sparsefw.config_base import ConfigError
 from sparsefw.methods import Masked
 from sparsefw.train import RunFolder, fit, load_recipe
@@ -154,7 +154,7 @@ def test_the_same_call_goes_on_and_another_is_refused(dense, tmp_path):
         retrain(dense, tmp_path / "out", weights=0.5, epochs=1, phases=2, quiet=True)
     request = tmp_path / "out" / "retrain.json"
     kept = request.read_text()
-    request.write_text(json.dumps({**json.loads(kept), "run": "0" * 16}))
+    change_record(request, run="0" * 16)
     with pytest.raises(ConfigError, match=r"^run=.* holds a retraining of another network"):
         retrain(dense, tmp_path / "out", weights=0.9, epochs=1, phases=2, quiet=True)
     request.write_text(kept)

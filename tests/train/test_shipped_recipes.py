@@ -83,6 +83,8 @@ def test_builds_at_full_size(name):
     if isinstance(config.method, SparseFW):
         m = config.method
         size = dict(w=m.w or 1.0) if m.rescale == "gradient" else dict(steps=1000, renewals=m.renewals)
+        for p in model.to_empty(device="cpu").parameters():
+            p.data.zero_()
         groups = constrain(model, m.kind, k=m.k, report=None, **size)
         assert any(group["region"] is not None for group in groups)
 

@@ -26,7 +26,7 @@ class BlockNorms(NamedTuple):
 def block_norms(rule: Rule, members: Sequence[Candidate]) -> BlockNorms:
     """Return the norms of the block of these parameters; ValueError if it contains NaN or inf."""
     tensors = [c.parameter.detach() for c in members]
-    now = math.sqrt(sum(float(t.double().square().sum()) for t in tensors if not t.is_meta))
+    now = math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
     if not math.isfinite(now):
         raise ValueError(f"{block_label(members)}: contains NaN or inf before the first step")
     try:
