@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "scalars": set(),
     "errors": set(),
-    "atomic_io": {"limits"},
+    "atomic_io": {"limits", "lock_files"},
+    "lock_files": set(),
     "child_processes": set(),
     "user_cache": set(),
     "layer_types": set(),
@@ -42,11 +43,13 @@ ALLOWED: dict[str, set[str]] = {
     "runfolder": {"kinds", "limits", "recovery_words", "atomic_io", "scalars", "text"},  # between train, sweep and report
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
-        "environment", "config_base", "limits", "atomic_io", "child_processes", "errors", "randomness", "text", "__version__",
+        "environment", "config_base", "limits", "atomic_io", "lock_files", "child_processes", "errors", "randomness", "text",
+        "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",
-        "environment", "config_base", "limits", "atomic_io", "child_processes", "errors", "own_code", "scalars", "text",
+        "environment", "config_base", "limits", "atomic_io", "lock_files", "child_processes", "errors", "own_code", "scalars",
+        "text",
     },
     "plotting": {"atomic_io"},  # charts, whatever they show
     "report": {  # reads run folders, never trains

@@ -171,3 +171,15 @@ def test_a_name_may_be_as_long_as_the_system_allows(tmp_path):
     for name in ("n" * 255, "\N{FROG FACE}" * 63):
         write(tmp_path / name, "file")
         assert (tmp_path / name).read_text() == "new"
+
+
+def test_a_folder_without_our_lock_is_not_ours(tmp_path):
+    """Whatever its name is, except that it may be empty: a kill may come between the folder and its lock."""
+    foreign, empty = tmp_path / ".page.html.0123abcd.new", tmp_path / ".page.html.4567cdef.new"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("precious")
+    empty.mkdir()
+    write_text(tmp_path / "page.html", "<html>")
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [foreign.name, "page.html"]
+    assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]

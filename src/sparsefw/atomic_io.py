@@ -14,9 +14,10 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sparsefw.limits import require_regular
+from sparsefw.lock_files import open_lock
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.DOTALL)
 _NAME_LENGTH = 50  # characters of the target in the name of a temporary folder; names end at 255 bytes
@@ -75,7 +76,7 @@ def _temporary_beside(target: Path) -> Iterator[tuple[Path, int]]:
             yield temporary / target.name, temporary.stat().st_mode & 0o666
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after an exchange, with the previous folder
-        os.close(lock)
+        lock.close()
 
 
 @contextlib.contextmanager
@@ -96,7 +97,7 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(failed)) from error
 
 
-def _locked_folder(target: Path) -> tuple[Path, int]:
+def _locked_folder(target: Path) -> tuple[Path, IO[str]]:
     """Make a temporary folder beside `target`; return it and its lock, which is held."""
     while True:
         temporary = target.with_name(f".{target.name[:_NAME_LENGTH]}.{secrets.token_hex(4)}.new")
@@ -106,33 +107,27 @@ def _locked_folder(target: Path) -> tuple[Path, int]:
             naming(target, temporary),
             contextlib.suppress(FileNotFoundError),
         ):  # it was taken for abandoned before it was locked
-            lock = _open_lock(temporary)
+            lock = open_lock(temporary / _LOCK)
             with contextlib.suppress(OSError):  # no locks on this file system: then nothing is taken for abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), os.stat(temporary / _LOCK)):
+                if os.path.samestat(os.fstat(lock.fileno()), os.stat(temporary / _LOCK)):
                     return temporary, lock
-            os.close(lock)
-
-
-def _open_lock(temporary: Path) -> int:
-    return os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            lock.close()
 
 
 def _remove_unlocked(folder: Path, prefix: str) -> None:
-    """Remove the temporary folders with this prefix whose process is dead."""
+    """Remove the temporary folders with this prefix whose process is dead; a folder without our lock file is not ours."""
     for name in os.listdir(folder):
         temporary = folder / name
         if not (name.startswith(prefix) and is_leftover(name)) or temporary.is_symlink():
             continue
-        with contextlib.suppress(OSError):  # it is locked, gone, or belongs to another user
-            lock = _open_lock(temporary)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if all((folder / old.name).exists() for old in temporary.glob(f"{_OLD}/*")):
-                    shutil.rmtree(temporary)
-            finally:
-                os.close(lock)
+        with contextlib.suppress(OSError):  # it is empty: its process was killed before it made the lock
+            temporary.rmdir()
+        with contextlib.suppress(OSError), open_lock(temporary / _LOCK, create=False) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if all((folder / old.name).exists() for old in temporary.glob(f"{_OLD}/*")):
+                shutil.rmtree(temporary)
 
 
 def _replace_folder(new: Path, old: Path) -> None:

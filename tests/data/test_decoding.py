@@ -252,6 +252,7 @@ def test_leftovers_of_killed_processes_are_removed_whatever_their_entry(cached):
     shutil.rmtree(entry)
     for name in (f".{entry.name[:50]}.01234567.new", ".another.89abcdef.new", "x.new"):
         put(entry.parent / name / "images.npy", b"half")
+        put(entry.parent / name / ".sparsefw-lock", b"")
     read(tmp_path)
     assert {path.name for path in entry.parent.iterdir()} == {entry.name, "x.new"}
 

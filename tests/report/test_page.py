@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -11,6 +12,8 @@ import pytest
 
 from report.folders import SGD, SPARSE, curve, sparse, write_demo, write_run, write_spectra, write_sweep
 from runfolder.records import config_without_digest
+from runfolder.test_round_trip import write_whole_run
+from sparsefw.cli.report_page import write_report
 from sparsefw.report import Damaged, ReportError, ratio_table, read_runs, write_page
 from sparsefw.report.payload import as_script
 
@@ -263,3 +266,19 @@ def test_spectra_are_relative_to_the_largest_and_of_the_lowest_seed(tmp_path):
     assert filters["lines"][0]["x"]["share"] == [33.333, 66.667, 100]
     assert filters["lines"][0]["y"] == [1, 0.25, 1e-6]
     assert len(page.figures) == 2 + 2 * 2
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "curves/page.html", ".lock"])
+def test_a_page_does_not_take_the_place_of_a_file_of_a_run(tmp_path, name):
+    run = write_whole_run(tmp_path / "run").paths.folder
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"is a file of the run .*; choose another name$"):
+        write_report([run], run / name)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_page_does_not_take_the_place_of_a_pipe(tmp_path):
+    run = write_whole_run(tmp_path / "run").paths.folder
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="a pipe or a device; choose another name"):
+        write_report([run], tmp_path / "pipe")

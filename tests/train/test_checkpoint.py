@@ -185,6 +185,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint_and_can_be_swept(tmp_pat
     path = save_checkpoint(tmp_path, 1, {"step": 1})
     half = tmp_path / ".step-00000002.0123abcd.new" / path.name
     half.parent.mkdir()
+    (half.parent / ".sparsefw-lock").touch()
     half.write_bytes(path.read_bytes()[:20])
     assert newest_checkpoint(tmp_path) == (path, [])
     atomic_io.remove_leftovers(tmp_path)

@@ -57,6 +57,7 @@ def test_a_folder_with_other_files_is_not_written_to(tmp_path, name):
 
 def test_what_a_kill_left_of_the_very_first_file_is_no_obstacle_and_is_swept(tmp_path):
     (tmp_path / ".config.yaml.0123abcd.new").mkdir()
+    (tmp_path / ".config.yaml.0123abcd.new" / ".sparsefw-lock").touch()
     (tmp_path / ".config.yaml.0123abcd.new" / "config.yaml").write_text("na")
     fit(small(), tmp_path, quiet=True)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]

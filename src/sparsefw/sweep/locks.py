@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsefw.child_processes import keep_from_children
+from sparsefw.lock_files import open_lock
 from sparsefw.sweep.files import WORKERS_FOLDER
 
 _WORKER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -34,7 +35,7 @@ def registered_worker(folder: Path) -> Iterator[Worker]:
     worker = Worker(uuid.uuid4().hex[:12], socket.gethostname())
     lock = lock_file(folder, worker.name)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         keep_from_children(file)
         try:
@@ -62,7 +63,7 @@ def reap_if_dead(holder: Any, folder: Path) -> bool:
         return False
     lock = lock_file(folder, name)
     try:
-        with lock.open() as file:
+        with open_lock(lock, create=False) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.unlink()
             return True

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
 from sparsefw.child_processes import keep_from_children
 from sparsefw.config_base import ConfigError, flatten, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
+from sparsefw.lock_files import open_lock
 from sparsefw.methods.base import UnknownMethod
 from sparsefw.models import MODELS, build_named
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
@@ -117,26 +118,28 @@ class RunFolder:
                         self.paths.lock.unlink()
                         self.path.rmdir()
 
-    def _lock(self) -> TextIO | None:
+    def _lock(self) -> IO[str] | None:
         """Return the lock file, held; None if another process that left no trace removed it meanwhile."""
         if self.path.is_file():
             raise ConfigError(f"{self.path} is a file; choose another --out")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-        except (NotADirectoryError, PermissionError) as error:
-            raise ConfigError(f"{self.path} cannot be created: {error.strerror}; choose another --out") from None
-        except OSError:
+        except (FileExistsError, FileNotFoundError):  # another process has just made or removed a part of it
             return None
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be created: {error.strerror}; choose another --out") from error
         with suppress(FileNotFoundError, FileExistsError), ExitStack() as opened:
-            file = opened.enter_context(self.paths.lock.open("w"))
             try:
+                file = opened.enter_context(open_lock(self.paths.lock))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FolderBusy(
                     f"{self.path} is being trained into by another process; wait for it, or choose another --out"
                 ) from None
+            except (FileNotFoundError, FileExistsError):
+                raise
             except OSError as error:
-                raise ConfigError(f"{self.path} cannot be locked: {error.strerror}") from None
+                raise ConfigError(f"{self.paths.lock} cannot be locked: {error.strerror}") from error
             keep_from_children(file)
             if os.path.samestat(os.fstat(file.fileno()), os.stat(self.paths.lock)):
                 opened.pop_all()
