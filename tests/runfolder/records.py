@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.runfolder import RunFacts, RunKind
+from sparsefw.runfolder.identity import identity_of
 from sparsefw.runfolder.schema import (
     ConfigRecord,
     ConstraintFigures,
@@ -49,10 +50,11 @@ CONFIG = ConfigRecord(
         "curve": {"calibration": 512},
     }
 )
+IDENTITY = identity_of(CONFIG)
 ENVIRONMENT = EnvironmentRecord({"torch": "2.13.0"}, {"gpu": None}, "2026-11-18", {"version": "0.1.0"}, "/data")
 DATA = DataRecord({"train": {"images": 1400, "names": "ab"}, "test": {"images": 397, "names": "cd"}})
 EPOCHS = [
-    EpochRecord(1, 10, 1.5, 100.0, 0.1, EpochFigures({"loss": 2.0, "accuracy": 10.0})),
+    EpochRecord(1, 10, 1.5, 100.0, 0.1, EpochFigures({"loss": 2.0, "accuracy": 10.0}), IDENTITY),
     EpochRecord(
         2,
         20,
@@ -66,9 +68,12 @@ EPOCHS = [
             ObservedFigures(gradient_norm=0.5),
             {"conv1.weight": ConstraintFigures(2.0, 0.5, 0.8, 0.0), "layer1.0.weight": ConstraintFigures(1.0)},
         ),
+        IDENTITY,
     ),
 ]
-RESULT = ResultRecord("accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",), "0" * 64)
+RESULT = ResultRecord(
+    "accuracy", {"accuracy": 59.0}, {"accuracy": 58.0}, 20, 3.0, 105.0, 1, ("a warning",), "0" * 64, IDENTITY
+)
 MODEL = ModelRecord("resnet_digits", {"width": 4}, (1, 8, 8), "classification", 10, "1" * 64)
 CURVE = CurveRecord(
     kind="filters",
@@ -82,10 +87,12 @@ CURVE = CurveRecord(
         RecordedPoint(0.5, 50.0, 55.0, Size(50.0, 300.0, 200.0, 1.0), 0.3, "refit"),
         RecordedPoint(0.9, 10.0, None, Size(), 0.8),
     ),
+    model=RESULT.model,
 )
 SPECTRA = SpectraRecord(
     {"conv": {"filters": Spectrum(2, (0, 1), (2.0, 1.0)), "rank": Spectrum(3, (0, 2), (1.0, 0.5))}},
     {"fc": "its weights are not finite"},
+    RESULT.model,
 )
 REQUEST = RetrainingRequest("0123456789abcdef", 0.9, 5, "llr", 3)
 

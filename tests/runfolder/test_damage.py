@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from junk import DEEP
-from runfolder.records import CONFIG, CURVE, ENVIRONMENT, EPOCHS, FACTS, change_record
+from runfolder.records import CONFIG, CURVE, DATA, ENVIRONMENT, EPOCHS, FACTS, RESULT, SPECTRA, change_record
 from runfolder.test_round_trip import write_whole_run
 from sparsefw.report import read_run as read_reported_run
 from sparsefw.report.charts import run_charts
@@ -24,7 +25,7 @@ from sparsefw.runfolder.read import (
     read_result,
     read_retraining,
 )
-from sparsefw.runfolder.schema import EnvironmentRecord, SpectraRecord
+from sparsefw.runfolder.schema import ConfigRecord, DataChange, EnvironmentRecord, SpectraRecord
 
 
 def test_a_killed_run_has_a_torn_last_line_and_goes_on_from_its_checkpoint(tmp_path):
@@ -105,6 +106,64 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, name, read):
             read(tmp_path)
         assert (tmp_path / name).name in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_records_of_another_run_are_left_out_and_named(tmp_path):
+    whole = write_whole_run(tmp_path / "run")
+    other = RunWriter(tmp_path / "other")
+    other.begin(ConfigRecord({**CONFIG.values, "seed": 4}), FACTS, ENVIRONMENT)
+    for path in (whole.paths.result, whole.paths.metrics, whole.paths.spectra, whole.paths.curve("filters", "removed")):
+        place = other.folder / path.relative_to(whole.folder)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(path, place)
+    run = read_run(other.folder)
+    assert (run.result, run.epochs, run.curves, run.spectra) == (None, (), (), SpectraRecord())
+    assert run.problems == (
+        "result.json is left out: it belongs to another run",
+        "metrics.jsonl: 2 lines are left out: they belong to another run",
+        "filters-removed.json is left out: it was measured on a network that result.json does not name",
+        "spectra.json is left out: it was measured on a network that result.json does not name",
+    )
+
+
+def test_what_was_measured_on_another_network_of_the_run_is_left_out_and_named(tmp_path):
+    """As when the training began again, with another precision."""
+    write_whole_run(tmp_path).result(replace(RESULT, model="2" * 64))
+    run = read_run(tmp_path)
+    assert (run.curves, run.spectra) == ((), SpectraRecord())
+    assert [problem.partition(" ")[0] for problem in run.problems] == [
+        "filters-removed.json",
+        "filters-removed.json",
+        "spectra.json",
+    ]
+
+
+def test_records_of_earlier_versions_name_neither_run_nor_network_and_are_read(tmp_path):
+    writer = write_whole_run(tmp_path)
+    writer.result(replace(RESULT, run=None))
+    writer.spectra(replace(SPECTRA, model=None))
+    writer.curve(replace(CURVE, model=None))
+    EpochWriter(tmp_path, 0).append(*(replace(epoch, run=None) for epoch in EPOCHS))
+    run = read_run(tmp_path)
+    assert (len(run.curves), len(run.epochs), run.spectra.layers) == (2, 2, SPECTRA.layers)
+    assert run.problems == ("no spectrum of fc: its weights are not finite",)
+
+
+@pytest.mark.parametrize(
+    "kept, problem",
+    [
+        ((), "metrics.jsonl has no whole line of epoch 1, which has been trained"),
+        (EPOCHS[:1], "metrics.jsonl has no whole line of epoch 2, which has been trained"),
+        (EPOCHS[1:], "metrics.jsonl has no whole line of epoch 1, which has been trained"),
+        ((EPOCHS[0], replace(EPOCHS[1], step=15)), "metrics.jsonl ends at step 15, and the training at step 20"),
+    ],
+)
+def test_a_finished_training_whose_epochs_are_lost_is_not_whole(tmp_path, kept, problem):
+    writer = write_whole_run(tmp_path)
+    EpochWriter(tmp_path, 0).append(*kept)
+    assert read_run(tmp_path).problems[0] == problem
+    writer.data(replace(DATA, changes=(DataChange("the train part has 3 images instead of 4", 10),)))
+    assert problem not in read_run(tmp_path).problems  # with other data, epochs have another number of steps
 
 
 def test_what_is_not_there_is_none(tmp_path):

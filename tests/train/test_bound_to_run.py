@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from sparsefw.cli import app
 from sparsefw.config_base import ConfigError
 from sparsefw.errors import Interrupted
+from sparsefw.runfolder import read_run
+from sparsefw.runfolder.identity import identity_of
 from sparsefw.runfolder.schema import ConfigRecord
 from sparsefw.train import RunFolder, fit, load_recipe
 from sparsefw.train.evaluate_run import TrainedRun
 from sparsefw.train.finetune import finetuning
-from sparsefw.train.folder import identity_of
 from sparsefw.train.retrain import retrain
 
 SMALL = ("model.arguments.width=4", "data.batch_size=400", "train.epochs=2", "engine.device=cpu")
@@ -166,6 +167,31 @@ def test_no_curve_of_a_damaged_run_is_measured(finished, tmp_path):
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "run.json" in done.stderr
     assert not (run / "curves").exists()
+
+
+def test_a_training_that_begins_again_leaves_the_curves_of_its_former_network_out(finished, tmp_path):
+    run = copied(finished, tmp_path / "run")
+    assert CliRunner().invoke(app, ["curve", str(run), "--at", "0.5", "--quiet"]).exit_code == 0
+    assert [len(read_run(run).curves), read_run(run).problems] == [1, ()]
+    (run / "result.json").unlink()
+    fit(small("engine.precision=bf16"), run, quiet=True)
+    again = read_run(run)
+    named = "filters-removed.json is left out: it was measured on a network that result.json does not name"
+    assert (again.curves, again.problems) == ((), (named,))
+    assert again.spectra.layers
+
+
+def test_figures_of_another_seed_are_left_out_of_reports(finished, of_another_seed, tmp_path):
+    run = copied(finished, tmp_path / "run")
+    for name in ("result.json", "metrics.jsonl", "spectra.json"):
+        shutil.copy(of_another_seed / name, run)
+    mixed = read_run(run)
+    assert (mixed.result, mixed.epochs, mixed.spectra.layers) == (None, (), {})
+    assert [problem.partition(" is left out")[0] for problem in mixed.problems] == [
+        "result.json",
+        "metrics.jsonl: 2 lines are left out: they belong to another run",
+        "spectra.json",
+    ]
 
 
 def test_a_run_resumes_with_the_changes_that_are_allowed(tmp_path):

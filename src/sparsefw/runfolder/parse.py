@@ -52,6 +52,11 @@ def number(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
+def _text(value: Any) -> str | None:
+    """Return a value as text; None stays None."""
+    return None if value is None else str(value)
+
+
 def _drawable(value: Any) -> int | None:
     """Return an integer that charts can show, None for anything that is no integer; OverflowError for a larger one."""
     return int(value) if isinstance(value, int) and math.isfinite(float(value)) else None
@@ -89,14 +94,12 @@ def parse_facts(content: Content) -> RunFacts:
 
 
 def parse_environment(content: Content) -> EnvironmentRecord:
-    date = content.get("date")
-    data = content.get("data")
     return EnvironmentRecord(
         versions=dict(content.get("versions") or {}),
         hardware=dict(content.get("hardware") or {}),
-        date=None if date is None else str(date),
+        date=_text(content.get("date")),
         code=dict(content.get("code") or {}),
-        data=None if data is None else str(data),
+        data=_text(content.get("data")),
     )
 
 
@@ -134,6 +137,7 @@ def parse_epoch(content: Content) -> EpochRecord:
         images_per_second=number(content.get("images_per_second")),
         lr=number(content.get("lr")),
         figures=figures,
+        run=_text(content.get("run")),
     )
 
 
@@ -160,7 +164,8 @@ def parse_result(content: Content) -> ResultRecord:
         images_per_second=number(content.get("images_per_second")),
         skipped_images=int(content.get("skipped_images", 0)),
         warnings=tuple(map(str, content.get("warnings", ()))),
-        model=None if content.get("model") is None else str(content["model"]),
+        model=_text(content.get("model")),
+        run=_text(content.get("run")),
     )
 
 
@@ -192,11 +197,10 @@ def parse_curve(content: Content) -> CurveRecord:
         raise ValueError("it has no points")
     if not all(0 <= point.ratio <= 1 for point in points):
         raise ValueError("a ratio is not between 0 and 1")
-    allocation = content.get("allocation")
     calibration = content.get("calibration")
     settings = CurveSettings(
         score=str(content.get("score", CurveSettings.score)),
-        allocation=None if allocation is None else str(allocation),
+        allocation=_text(content.get("allocation")),
         calibration=calibration if isinstance(calibration, int) else None,
         refit=_one_of(content.get("refit", True), (True, False, AUTO)),  # True in files of earlier versions
     )
@@ -209,6 +213,7 @@ def parse_curve(content: Content) -> CurveRecord:
         dense=finite(float(content["dense"])),
         size=_size(content.get("dense_costs"), content.get("dense_milliseconds")),
         points=tuple(sorted(points, key=lambda point: point.ratio)),
+        model=_text(content.get("model")),
     )
 
 
@@ -230,7 +235,7 @@ def parse_spectra(content: Content) -> SpectraRecord:
         for layer, spectra in content["layers"].items()
     }
     left_out = {str(layer): str(reason) for layer, reason in content.get("left_out", {}).items()}
-    return SpectraRecord(layers, left_out)
+    return SpectraRecord(layers, left_out, _text(content.get("model")))
 
 
 def _spectrum(content: Content) -> Spectrum:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from sparsefw.atomic_io import parse_json
 from sparsefw.limits import RECIPE_CHARACTERS, RECORD_BYTES, read_bounded, require_regular
 from sparsefw.runfolder.digest import is_intact, is_intact_text, without_digest
 from sparsefw.runfolder.files import RetrainingPaths, RunPaths, Split, is_run_folder
+from sparsefw.runfolder.identity import identity_of, is_of
 from sparsefw.runfolder.parse import (
     MALFORMED,
     parse_curve,
@@ -121,18 +122,32 @@ def read_run(folder: Path) -> RunRecord:
     facts = read_facts(folder)
     if facts is None:
         raise RunFolderError(folder, f"{paths.facts.name} is missing")
+    try:
+        identity = identity_of(config)
+    except (*MALFORMED, RecursionError) as error:
+        raise RunFolderError(folder, f"{paths.config.name} is not a configuration: {one_line(error)}") from None
     problems: list[str] = []
     result = _tolerated(lambda: read_result(folder), problems)
+    if result is not None and not is_of(identity, result.run):
+        problems.append(f"{paths.result.name} is left out: it belongs to another run")
+        result = None
+    network = None if result is None else result.model
     failure = None
     if not paths.result.exists():
         failure = _last_line(paths.error)
         problems.append(f"unfinished: no {paths.result.name}" if failure is None else f"failed: {failure}")
-    epochs = _whole_lines(paths.metrics, problems)
+    epochs = _one_per_epoch(_own_lines(_whole_lines(paths.metrics, problems), identity, paths.metrics, problems))
     environment = _tolerated(lambda: read_environment(folder), problems)
     data = _tolerated(lambda: read_data(folder), problems)
-    problems += [str(change) for change in (() if data is None else data.changes)]
-    curves = _all_curves(paths, problems)
+    changes = () if data is None else data.changes
+    problems += [str(change) for change in changes]
+    if result is not None and paths.metrics.exists() and not changes:  # with other data, epochs have other steps
+        problems += _lost_epochs(epochs, config, result, paths.metrics)
+    curves = _all_curves(paths, network, problems)
     spectra = _tolerated(lambda: _read(paths.spectra, parse_spectra, "does not hold spectra"), problems)
+    if spectra is not None and not is_of(network, spectra.model):
+        problems.append(_of_another_network(paths.spectra))
+        spectra = None
     spectra = spectra or SpectraRecord()
     problems += [f"no spectrum of {layer}: {reason}" for layer, reason in spectra.left_out.items()]
     return RunRecord(
@@ -140,7 +155,7 @@ def read_run(folder: Path) -> RunRecord:
         facts=facts,
         config=config,
         environment=environment or EnvironmentRecord(),
-        epochs=_one_per_epoch(epochs),
+        epochs=epochs,
         result=result,
         failure=failure,
         curves=curves,
@@ -311,7 +326,36 @@ def _one_per_epoch(records: list[EpochRecord]) -> tuple[EpochRecord, ...]:
     return tuple(last[epoch] for epoch in sorted(last))
 
 
-def _all_curves(paths: RunPaths, problems: list[str]) -> tuple[CurveRecord, ...]:
+def _own_lines(records: list[EpochRecord], identity: str, path: Path, problems: list[str]) -> list[EpochRecord]:
+    own = [record for record in records if is_of(identity, record.run)]
+    if len(own) < len(records):
+        problems.append(f"{path.name}: {len(records) - len(own)} lines are left out: they belong to another run")
+    return own
+
+
+def lost_epoch(records: Iterable[EpochRecord], ended: int) -> int | None:
+    """Return the first of the epochs that have ended without a record; None if all have one."""
+    recorded = {record.epoch for record in records}
+    return next((epoch for epoch in range(1, ended + 1) if epoch not in recorded), None)
+
+
+def _lost_epochs(epochs: tuple[EpochRecord, ...], config: ConfigRecord, result: ResultRecord, path: Path) -> list[str]:
+    """Return what a finished training lacks in its epochs: there must be all, up to the last step."""
+    last = epochs[-1] if epochs else None
+    ended = config.epochs if config.epochs is not None else 0 if last is None else last.epoch
+    if (lost := lost_epoch(epochs, ended)) is not None:
+        return [f"{path.name} has no whole line of epoch {lost}, which has been trained"]
+    if last is not None and None not in (last.step, result.steps) and last.step != result.steps:
+        return [f"{path.name} ends at step {last.step:,}, and the training at step {result.steps:,}"]
+    return []
+
+
+def _of_another_network(path: Path) -> str:
+    return f"{path.name} is left out: it was measured on a network that result.json does not name"
+
+
+def _all_curves(paths: RunPaths, network: str | None, problems: list[str]) -> tuple[CurveRecord, ...]:
+    """Read the curves of this network: a training that began again left those of another one behind."""
     curves = []
     for file in [file for split in Split for file in sorted(paths.curves(split).glob("*.json"))]:
         try:
@@ -319,7 +363,10 @@ def _all_curves(paths: RunPaths, problems: list[str]) -> tuple[CurveRecord, ...]
         except RunFolderError as error:
             problems.append(error.reason)
         else:
-            curves += [] if curve is None else [curve]
+            if curve is not None and is_of(network, curve.model):
+                curves.append(curve)
+            elif curve is not None:
+                problems.append(_of_another_network(file))
     return tuple(curves)
 
 

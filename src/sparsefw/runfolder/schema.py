@@ -213,7 +213,7 @@ def _table(figures: Any) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """A line of metrics.jsonl. seconds: of training so far; lr: of the last step. Fields that a line lacks are None."""
+    """A line of metrics.jsonl. seconds: of training so far; lr: of the last step; run: identity. What it lacks is None."""
 
     epoch: int
     step: int | None
@@ -221,6 +221,7 @@ class EpochRecord:
     images_per_second: float | None
     lr: float | None
     figures: EpochFigures
+    run: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         others = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "figures"}
@@ -233,6 +234,7 @@ class ResultRecord:
 
     seconds    spent in training steps
     model      SHA-256 of model.safetensors
+    run        identity of the run
     """
 
     metric: str
@@ -244,6 +246,7 @@ class ResultRecord:
     skipped_images: int = 0
     warnings: tuple[str, ...] = ()
     model: str | None = None
+    run: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "warnings": list(self.warnings)}
@@ -317,7 +320,7 @@ class RecordedPoint:
 
 @dataclass(frozen=True)
 class CurveRecord:
-    """A file of curves/: the metric, in percent, of the dense network and at every ratio removed."""
+    """A file of curves/: the metric, in percent, of the network, a SHA-256 in `model`, and at every ratio removed."""
 
     kind: str
     form: str
@@ -327,6 +330,7 @@ class CurveRecord:
     dense: float
     size: Size
     points: tuple[RecordedPoint, ...]
+    model: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         points = [
@@ -350,6 +354,7 @@ class CurveRecord:
             "points": points,
             "metric": self.metric,
             "split": self.split,
+            "model": self.model,
             **asdict(self.settings),
         }
 
@@ -370,10 +375,11 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class SpectraRecord:
-    """spectra.json. layers: layer -> "filters" or "rank", the name of a kind -> magnitudes; left_out: layer -> reason."""
+    """spectra.json. layers: layer -> name of a kind -> magnitudes; left_out: layer -> reason; model: SHA-256 of its file."""
 
     layers: Mapping[str, Mapping[str, Spectrum]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

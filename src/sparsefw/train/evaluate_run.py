@@ -30,7 +30,10 @@ RECORDED = ("score", "allocation", "refit")  # arguments of a curve that are rec
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """The trained network of a run folder, and the images to calibrate and evaluate it on."""
+    """The trained network of a run folder, and the images to calibrate and evaluate it on.
+
+    digest   SHA-256 of the network's file
+    """
 
     folder: RunFolder
     config: RunConfig
@@ -38,6 +41,7 @@ class TrainedRun:
     data: Data
     task: Task
     engine: Engine
+    digest: str | None
 
     @classmethod
     def open(
@@ -60,6 +64,7 @@ class TrainedRun:
         folder = RunFolder(path)
         config = folder.config
         model, _ = folder.load_model(trust)
+        digest = None if folder.result is None else folder.result.model
         # Of the engine of the training only the workers matter here: a run of a GPU is compressed on a CPU, too.
         engine_config = EngineConfig(device=device, workers=config.engine.workers)
         engine = engine_for(config.model_copy(update={"engine": engine_config}), 0)
@@ -75,7 +80,7 @@ class TrainedRun:
         if data_changed:
             folder.writer.data(record)
         task = task_for(data.task, data.classes, 0.0, data.ignore_label)
-        return cls(folder, config, engine.place(model), data, task, engine)
+        return cls(folder, config, engine.place(model), data, task, engine, digest)
 
     def calibration_images(self, given: int | None) -> int:
         """Return the number of calibration images: the given one, or that of the configuration."""
@@ -128,7 +133,7 @@ class TrainedRun:
             **how,
         )
         settings = CurveSettings(calibration=images, **{name: how[name] for name in RECORDED if name in how})
-        self.folder.writer.curve(curve_record(measured, self.task.metric, split, settings))
+        self.folder.writer.curve(curve_record(measured, self.task.metric, split, settings, self.digest))
         return measured
 
     def compress(self, calibration: int | None = None, **how: Any) -> Compressed:
@@ -144,7 +149,7 @@ class TrainedRun:
         return compress(self.model, calibration=self.calibration(self.calibration_images(calibration)), **how)
 
 
-def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings) -> CurveRecord:
+def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings, model: str | None) -> CurveRecord:
     """Return a curve as the run folder keeps it."""
     points = tuple(
         RecordedPoint(
@@ -166,6 +171,7 @@ def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettin
         dense=measured.dense,
         size=_size(measured.dense_costs, measured.dense_milliseconds),
         points=points,
+        model=model,
     )
 
 

@@ -6,10 +6,7 @@ Files and their contents are those of `sparsefw.runfolder`; this module adds the
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +24,10 @@ from sparsefw.lock_files import open_lock
 from sparsefw.methods.base import UnknownMethod
 from sparsefw.models import MODELS, build_named
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
+from sparsefw.runfolder.identity import MAY_CHANGE, identity_of, is_of
 from sparsefw.runfolder.parse import MALFORMED
 from sparsefw.runfolder.read import (
+    lost_epoch,
     read_config,
     read_data,
     read_environment,
@@ -43,8 +42,6 @@ from sparsefw.runfolder.schema import ConfigRecord, DataChange, DataRecord, Envi
 from sparsefw.text import one_line, shell_path
 from sparsefw.train.config import RunConfig
 
-# Settings that may change between a start and a resume: where and how fast a run is trained, and how it is evaluated.
-MAY_CHANGE = re.compile(r"engine\.(?!accumulate$)|track|curve\.")
 LOCK_ATTEMPTS = 100  # another process may remove the folder between its creation and its locking
 
 
@@ -195,11 +192,11 @@ class RunFolder:
 
     def check_epochs(self, ended: int) -> None:
         """Raise ConfigError unless the figures of all epochs that have ended are there."""
-        recorded = {record.epoch for record in read_epochs(self.path)}
-        lost = [epoch for epoch in range(1, ended + 1) if epoch not in recorded]
-        if lost:
+        identity = self.identity
+        lost = lost_epoch((record for record in read_epochs(self.path) if is_of(identity, record.run)), ended)
+        if lost is not None:
             raise ConfigError(
-                f"{self.paths.metrics} is damaged: it has no whole line of epoch {lost[0]}, which has been trained; "
+                f"{self.paths.metrics} is damaged: it has no whole line of epoch {lost}, which has been trained; "
                 f"restore it, or remove {shell_path(self.path)} and train again"
             )
 
@@ -261,7 +258,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """What binds checkpoints and the network to this run."""
+        """What binds files to this run."""
         return identity_of(read_config(self.path))
 
     def load_model(self, trust: bool = False) -> tuple[nn.Module, ModelRecord]:
@@ -303,16 +300,6 @@ def _check_sizes(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     wrong = [name for name in dict.fromkeys((*sizes, *given)) if sizes.get(name) != given.get(name)]
     if wrong:
         raise ValueError(f"its weights are not those of the network that it names: {wrong[0]} differs")
-
-
-def identity_of(config: ConfigRecord) -> str:
-    """Return a hash of the configuration, the seed included, without the settings that may change between start and resume.
-
-    It binds a checkpoint and a network to their run.
-    """
-    settings = flatten(config.values).items()
-    kept = {key: value for key, value in settings if value is not None and not MAY_CHANGE.match(key)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def check_weights(file: Path) -> None:

@@ -26,13 +26,13 @@ from sparsefw.data.loaders import Data
 from sparsefw.methods import Batch
 from sparsefw.optim import SFW
 from sparsefw.randomness import generator
+from sparsefw.runfolder.identity import identity_of
 from sparsefw.runfolder.schema import ConfigRecord, EpochFigures, ObservedFigures
 from sparsefw.train.average import Average
 from sparsefw.train.checkpoint import plain_rates
 from sparsefw.train.config import RunConfig
 from sparsefw.train.constraint_progress import constraint_figures
 from sparsefw.train.engine import Engine, of_all_processes
-from sparsefw.train.folder import identity_of
 from sparsefw.train.sizes import OverSizes
 from sparsefw.train.tasks import Task
 

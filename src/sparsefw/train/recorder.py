@@ -126,6 +126,7 @@ class Recorder(Watcher):
             images_per_second=images / max(seconds - seconds_before, 1e-9),
             lr=lr,
             figures=figures,
+            run=training.identity,
         )
 
     def _checkpoint_if_due(self, t: Training) -> None:

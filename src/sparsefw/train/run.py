@@ -315,8 +315,9 @@ def _finish(training: Training, folder: RunFolder) -> ResultRecord:
             t.engine.share,
             lambda: folder.save_model(model, t.identity, t.data.shape, t.data.task, t.data.classes),
         ),
+        run=t.identity,
     )
     if t.engine.share.rank == 0:
-        folder.writer.spectra(parse_spectra(spectra(model)))
+        folder.writer.spectra(replace(parse_spectra(spectra(model)), model=result.model))
         folder.finish(result)
     return result
