@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "scalars", "text"},
     "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
-    "runfolder": {"kinds", "limits", "recovery_words", "config_base", "atomic_io", "scalars", "text"},  # between all
+    # Between train, sweep and report:
+    "runfolder": {"kinds", "limits", "recovery_words", "config_base", "atomic_io", "scalars", "text"},
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
         "environment", "config_base", "limits", "atomic_io", "lock_files", "child_processes", "errors", "randomness", "text",
