@@ -136,7 +136,7 @@ def run_from_elsewhere(folder: Path, trained: Path, model: str | None = None, me
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     forged = replace(record, name=model or record.name, run=RunFolder(run).identity)
     RunFolder(run).writer.model(network.state_dict(), forged)
-    change_record(run / "result.json", model=file_digest(run / "model.safetensors"))
+    change_record(run / "result.json", model=file_digest(run / "model.safetensors"), run=forged.run)
     return run
 
 
