@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +32,25 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
     """Write stem.png, white and in the resolution of the figure, and stem.svg, transparent; return both paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(stem.name + ending) for ending in (".png", ".svg")]
+    with without_glyph_warnings():
+        write_bytes(files[0], _as_png(figure))
+        write_bytes(files[1], _as_svg(figure).encode())
+    return files
+
+
+@contextlib.contextmanager
+def without_glyph_warnings() -> Iterator[None]:
+    """A block that may draw letters that the font lacks, as in 日本: the PNG has boxes for them, the SVG has them as text."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
+        yield
+
+
+def _as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     fast = {"compress_level": 2}  # the default level takes half as long again, for files that are hardly smaller
     figure.savefig(buffer, format="png", pil_kwargs=fast)
-    write_bytes(files[0], buffer.getvalue())
-    write_bytes(files[1], _as_svg(figure).encode())
-    return files
+    return buffer.getvalue()
 
 
 def _as_svg(figure: Figure) -> str:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from sparsefw.plotting.charts import Axis, Line
+from sparsefw.plotting.figure_io import without_glyph_warnings
 from sparsefw.plotting.palette import GRID, INK, MUTED, TEXT_COLOURS
 
 # Sizes of text, in points.
@@ -147,7 +148,8 @@ def draw_legend(figure: Figure, handles: Sequence[Line2D], names: Sequence[str],
 def text_size(figure: Figure, text: str) -> tuple[float, float]:
     """Return the width and height, in inches, of a small bold text."""
     probe = Text(0, 0, text, size=SMALL_TEXT, weight="bold", figure=figure, parse_math=False)
-    box = probe.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    with without_glyph_warnings():
+        box = probe.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
     return box.width / figure.dpi, (text.count("\n") + 1) * SMALL_TEXT * 1.35 / 72
 
 
