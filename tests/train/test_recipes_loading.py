@@ -236,3 +236,20 @@ def test_settings_that_would_be_ignored_are_refused():
     assert "only a schedule of kind 'step' has it" in line(
         load_recipe, "digits-resnet-sgd", ["train.schedule.milestones=[0.3]"]
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('name="a\\e[31mred"', r"name='a\x1b[31mred': must be printable, in one line"),
+        ('name="a\\nb"', r"name='a\nb': must be printable, in one line"),
+        (f"train.epochs={10**20}", f"train.epochs={10**20}: input should be less than or equal to 1000000"),
+        (f"seed={10**23}", f"seed={10**23}: input should be less than or equal to {2**63 - 1}"),
+    ],
+)
+def test_values_that_no_training_and_no_terminal_takes_are_refused_by_key(change, message):
+    assert line(load_recipe, "digits-resnet-sgd", [change]) == f"recipe digits-resnet-sgd: {message}"
+
+
+def test_a_name_may_be_in_any_script():
+    assert load_recipe("digits-resnet-sgd", ["name=日本"]).name == "日本"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationInfo, model_validator
 
 from sparsefw.compression.settings import MASKED
 from sparsefw.compression.sizes import check_range
@@ -17,6 +17,7 @@ from sparsefw.models import require_trusted_network
 from sparsefw.train.schedule import Schedule
 
 LEAST_CALIBRATION = 2  # images: a single one has no variance, which BatchNorm statistics need
+MOST_EPOCHS = 1_000_000
 
 
 class WeightsConfig(Section):
@@ -55,7 +56,7 @@ class TrainConfig(Section):
     evaluate_every   epochs between evaluations on the validation images
     """
 
-    epochs: int = Field(ge=1)
+    epochs: int = Field(ge=1, le=MOST_EPOCHS)
     lr: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -172,11 +173,18 @@ def _method(values: Any, info: ValidationInfo) -> Method:
     return method_from(values, **(info.context or {}))
 
 
+def _printable(name: str) -> str:
+    """Return the name, which messages, tables and figures show; escape sequences would control the terminal."""
+    if not name.isprintable():
+        raise ValueError(f"name={name!r}: must be printable, in one line")
+    return name
+
+
 class RunConfig(Section):
     """The configuration of one training run."""
 
-    name: str
-    seed: int = Field(default=0, ge=0)
+    name: Annotated[str, AfterValidator(_printable)]
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)  # what generators of random numbers take
     data: DataConfig
     model: ModelConfig
     method: Annotated[SerializeAsAny[Method], BeforeValidator(_method)]
