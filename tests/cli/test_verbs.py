@@ -35,6 +35,13 @@ def refused(*arguments: str | Path) -> str:
     return lines[0]
 
 
+def test_a_network_that_does_not_fit_into_memory_fails_in_one_line(tmp_path):
+    arguments = ["train", "digits-resnet-sgd", "--set", f"model.arguments.width={10**12}", "--out", str(tmp_path / "a")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1
+    assert done.stderr == "failed: model resnet_digits: the network does not fit into memory\n"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "filters"

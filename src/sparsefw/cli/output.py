@@ -63,7 +63,7 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = str(error).strip() or type(error).__name__
-    if isinstance(error, (ValueError, OSError, Diverged)):
+    if isinstance(error, (ValueError, OSError, Diverged, MemoryError)):
         return text.replace("\n", " ")
     return f"{type(error).__name__}: {text.splitlines()[0]} (SPARSEFW_TRACEBACK=1 shows where)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import warnings
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ from sparsefw.train.tasks import task_for
 from sparsefw.train.trackers import check_trackers
 
 FINAL_CALIBRATION = 8192  # images on which the saved network's BatchNorm statistics are computed
+_NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|[Ss]torage size calculation overflowed")
 
 
 def fit(
@@ -230,7 +232,12 @@ def build_model(config: RunConfig, data: Data, display: Display, trust: bool) ->
     for argument, value, default in zip(names or (), (data.classes, data.shape[0]), (None, 3), strict=False):
         if argument is not None and value != default:
             arguments.setdefault(argument, value)
-    model = build_named(name, arguments, trust=trust)
+    try:
+        model = build_named(name, arguments, trust=trust)
+    except RuntimeError as error:
+        if not _NO_MEMORY.search(str(error)):
+            raise
+        raise MemoryError(f"model {name}: the network does not fit into memory") from error
     if (weights := config.model.weights) is not None:
         check_weights(weights.file)
         display.note(str(load_weights(model, weights.file, into=weights.into, leave_out=weights.leave_out)))
