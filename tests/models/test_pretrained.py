@@ -269,3 +269,9 @@ def test_what_is_not_a_state_dict(tmp_path):
     assert refusal(model, tmp_path / "weights.bin") == (
         f"{tmp_path / 'weights.bin'}: weights must be in a .safetensors, .pt or .pth file"
     )
+
+
+def test_a_folder_in_place_of_weights_is_named_once(tmp_path):
+    (tmp_path / "w.pth").mkdir()
+    reason = "it is a folder, a pipe or a device, not a file"
+    assert refusal(nn.Linear(2, 1), tmp_path / "w.pth") == f"{tmp_path / 'w.pth'}: cannot be read: {reason}"

@@ -216,7 +216,9 @@ def _read_file(path: Path) -> Any:
     try:
         require_regular(path)
         is_packed = zipfile.is_zipfile(path) and _is_packed(path)
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except (zipfile.BadZipFile, ValueError) as error:
         raise ValueError(f"{path}: cannot be read: {one_line(error)}") from None
     if is_packed:  # a thousand bytes could become a million
         raise ValueError(
