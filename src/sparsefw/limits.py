@@ -15,8 +15,15 @@ RECORD_BYTES = 32_000_000  # of a table of a run, of an artifact or of the cache
 GRID_CONFIGURATIONS = 10_000  # of one row of a grid; the largest shipped one has 24
 IMAGE_PIXELS = 100_000_000  # of one image: 300 MB; the largest of ImageNet has 61 million
 ARRAY_BYTES = 512 * 1024**2  # of one file of images, unpacked; MNIST has 47 MB, CIFAR-100 186 MB
-NETWORK_BLOCKS = 1_000  # of one stage of a network; a ResNet-1202 has 200
-PROBE_NUMBERS = 50_000_000  # of the random inputs that check a loaded network; an image has some hundred thousand
+NETWORK_BLOCKS = 1_000  # of one stage of a network, or of one of timm or torchvision; a ResNet-1202 has 200
+NETWORK_ARGUMENT = (
+    25_000  # a number in the arguments of a network of timm or torchvision; ImageNet-21k has 21,843 classes
+)
+NETWORK_NUMBERS = 200_000_000  # of a network that a file names beside few weights; a VGG-16 has 138 million
+NUMBERS_PER_WEIGHT = (
+    100  # of a network that a file names, for each weight in the file; one tenth of the filters is 1/100
+)
+PROBE_NUMBERS = 7_000_000  # of the random inputs that check a loaded network; an image of CityScapes has 6.3 million
 
 
 def require_regular(path: Path) -> None:

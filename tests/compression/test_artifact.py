@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from compression.networks import ROWS, mlp
+from fuzz.memory import at_most
 from sparsefw import atomic_io, compress, load, save, save_elastic
 from sparsefw.compression import ArtifactError
 from sparsefw.compression.artifact import files
 from sparsefw.compression.artifact import folder as artifact
 from sparsefw.compression.artifact.files import replaced_folder
 from sparsefw.models import build
+from vision import require_vision
 
 KINDS = [
     dict(filters=0.5),
@@ -94,7 +96,7 @@ def test_a_network_outside_of_the_registry_needs_a_constructor(tmp_path):
     ],
 )
 def test_networks_of_other_libraries_are_built_again_without_downloads(name, arguments, tmp_path, monkeypatch):
-    pytest.importorskip("timm" if name.startswith("timm") else "torchvision")
+    require_vision(name)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a download was tried")
@@ -230,6 +232,33 @@ def test_edited_plan_gives_one_line(change, message, small_resnet, batches, tmp_
     with pytest.raises(ValueError, match=message) as error:
         load(tmp_path / "a")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("torchvision:vgg16", {"num_classes": 25_000}),
+        ("timm:resnet18", {"channels": [4096, 64, 64, 64]}),
+        ("timm:vit_tiny_patch16_224", {"depth": 1000, "embed_dim": 3, "num_heads": 1}),
+    ],
+)
+def test_a_large_network_beside_few_weights_is_never_built(
+    name, arguments, small_resnet, batches, tmp_path, monkeypatch
+):
+    require_vision(name)
+    save(compress(small_resnet, filters=0.5, calibration=batches, refit=False), tmp_path / "a")
+    edited(tmp_path / "a", lambda d: d.update(model={"name": name, "arguments": arguments}))
+    edited(tmp_path / "a", lambda d: d["plan"].update(edits=[]))
+    monkeypatch.setattr(artifact, "build_for", lambda *_: pytest.fail("memory was taken"))
+    with at_most(1 << 28), pytest.raises(ArtifactError, match="the weights do not fit the network"):
+        load(tmp_path / "a")
+
+
+def test_a_probe_of_more_numbers_than_an_image_has_is_refused(small_resnet, batches, tmp_path):
+    save(compress(small_resnet, filters=0.5, calibration=batches, refit=False), tmp_path / "a")
+    edited(tmp_path / "a", lambda d: d["probe"]["input"].update(shape=[1, 1, 7000, 7000]))
+    with at_most(1 << 28), pytest.raises(ArtifactError, match="inputs of more than 7,000,000 numbers"):
+        load(tmp_path / "a")
 
 
 def test_weights_of_another_network_are_refused(small_resnet, batches, tmp_path):

@@ -290,6 +290,24 @@ def test_values_of_arguments_name_no_file(name, argument, value, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "line"),
+    [
+        ("torchvision:vgg16", "num_classes", 300_000, "num_classes has a number above 25,000"),
+        ("timm:resnet18", "channels", [64, [-(10**9)]], "channels has a number above 25,000"),
+        ("timm:resnet18", "mlp_ratio", 1e300, "mlp_ratio has a number above 25,000"),
+        ("timm:vit_tiny_patch16_224", "depth", 20_000, "depth asks for more than 1,000 blocks"),
+        ("timm:resnet18", "layers", [300, 300, 300, 300], "layers asks for more than 1,000 blocks"),
+        ("torchvision:swin_t", "depths", [1001], "depths asks for more than 1,000 blocks"),
+        ("torchvision:vit_b_16", "num_layers", 1001, "num_layers asks for more than 1,000 blocks"),
+        ("torchvision:densenet121", "block_config", [1001], "block_config asks for more than 1,000 blocks"),
+    ],
+)
+def test_numbers_of_arguments_are_bounded(name, argument, value, line, monkeypatch):
+    monkeypatch.setattr(external, "_require_installed", lambda *_: pytest.fail("the library was asked"))
+    assert error_line(build, name, **{argument: value}) == f"model {name!r}: {line}"
+
+
 @needs_vision
 def test_accepted_arguments_load_nothing():
     """No argument that timm's or torchvision's own loading takes is accepted, under any name that it has today."""

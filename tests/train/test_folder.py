@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from fuzz.memory import at_most
 from sparsefw.config_base import ConfigError
 from sparsefw.data.errors import DataError
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.train import RunFolder, fit, load_recipe
+from vision import require_vision
 
 SMALL = ["train.epochs=2", "model.arguments.width=4", "data.batch_size=400", "engine.device=cpu"]
 
@@ -149,3 +152,21 @@ def test_code_of_the_users_own_is_imported_on_demand_only(tmp_path):
     with pytest.raises(ValueError, match="--trust"):
         RunFolder(tmp_path).load_model()
     assert RunFolder(tmp_path).load_model(trust=True)[0][0].weight.shape[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("timm:resnet18", {"global_pool": "__class__"}, ""),
+        ("torchvision:vgg16", {"num_classes": 25_000}, "its weights are not those of the network that it names"),
+    ],
+)
+def test_a_header_that_names_another_network_is_refused_in_one_line(name, arguments, message, tmp_path, monkeypatch):
+    require_vision(name)
+    fit(small("train.epochs=1"), tmp_path, quiet=True)
+    folder = RunFolder(tmp_path)
+    record = replace(folder.check_model(), name=name, arguments=arguments)
+    monkeypatch.setattr(RunFolder, "check_model", lambda self: record)
+    with at_most(1 << 28), pytest.raises(ConfigError, match=rf"model\.safetensors: .*{message}") as error:
+        folder.load_model()
+    assert "\n" not in str(error.value)

@@ -6,13 +6,14 @@ from sparsefw.models.pretrained import LeftOut, LoadReport, load_weights
 from sparsefw.models.pspnet import PSPNet
 from sparsefw.models.registry import MODELS, ModelInfo, build, build_named, build_registered, is_rebuilt_by_name
 from sparsefw.models.resnet import BasicBlock, Bottleneck, ResNet, Trunk
+from sparsefw.models.skeletons import BUILD_ERRORS, build_for, build_skeleton
 from sparsefw.models.vgg import VGG
 from sparsefw.models.vit import ViT
 from sparsefw.models.wide_resnet import WideResNet
 
 __all__ = [
-    "MODELS", "VGG", "BasicBlock", "Bottleneck", "LeftOut", "LoadReport", "ModelInfo", "PSPNet", "ResNet", "Trunk", "ViT",
-    "WideResNet", "build", "build_named", "build_registered", "import_torchvision", "is_own_network", "is_rebuilt_by_name",
-    "load_weights",
-    "model_factory", "require_trusted_network",
+    "BUILD_ERRORS", "MODELS", "VGG", "BasicBlock", "Bottleneck", "LeftOut", "LoadReport", "ModelInfo", "PSPNet", "ResNet",
+    "Trunk", "ViT", "WideResNet", "build", "build_for", "build_named", "build_registered", "build_skeleton",
+    "import_torchvision", "is_own_network", "is_rebuilt_by_name", "load_weights", "model_factory",
+    "require_trusted_network",
 ]  # fmt: skip

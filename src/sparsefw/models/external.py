@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparsefw.limits import NETWORK_ARGUMENT, NETWORK_BLOCKS
 from sparsefw.text import did_you_mean
 
 LIBRARIES = ("timm:", "torchvision:")  # begin the names of their networks
@@ -31,6 +32,7 @@ TORCHVISION_ARGUMENTS = (
     "zero_init_residual", "growth_rate", "block_config", "num_init_features", "bn_size", "aux_logits", "aux_loss",
     "init_weights", "dropout", "drop_rate", "attention_dropout", "stochastic_depth_prob", "layer_scale",
 )  # fmt: skip
+_BLOCKS = {"depth", "depths", "layers", "num_layers", "block_config"}  # arguments that count what is built
 _WORD = re.compile(r"[A-Za-z0-9_]*")
 _NO_OPERATORS = "operator torchvision::nms does not exist"
 
@@ -98,7 +100,7 @@ def _require_installed(name: str, load: Callable[[], ModuleType]) -> Any:
 
 
 def _check_arguments(name: str, arguments: dict[str, Any], accepted: Iterable[str]) -> None:
-    """Refuse what would make a library read a file or download, in one line."""
+    """Refuse what would make a library read a file, download or build for hours, in one line."""
     for key, value in arguments.items():
         if key not in accepted:
             raise ValueError(
@@ -109,6 +111,11 @@ def _check_arguments(name: str, arguments: dict[str, Any], accepted: Iterable[st
             raise ValueError(
                 f"model {name!r}: {key}={value!r} is refused; it must be a number, a word, or a list of these"
             )
+        numbers = _numbers(value)
+        if any(abs(number) > NETWORK_ARGUMENT for number in numbers):
+            raise ValueError(f"model {name!r}: {key} has a number above {NETWORK_ARGUMENT:,}")
+        if key in _BLOCKS and sum(map(abs, numbers)) > NETWORK_BLOCKS:
+            raise ValueError(f"model {name!r}: {key} asks for more than {NETWORK_BLOCKS:,} blocks")
 
 
 def _is_number_or_word(value: Any) -> bool:
@@ -118,6 +125,13 @@ def _is_number_or_word(value: Any) -> bool:
     if isinstance(value, str):
         return _WORD.fullmatch(value) is not None
     return not isinstance(value, dict)
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return all numbers in a value that may be a list of lists."""
+    if isinstance(value, list):
+        return [number for entry in value for number in _numbers(entry)]
+    return [value] if isinstance(value, (int, float)) else []
 
 
 def _call(name: str, builder: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from torch import Tensor, nn
 
 from sparsefw.atomic_io import file_digest, is_leftover, remove_leftovers
@@ -22,10 +21,9 @@ from sparsefw.config_base import ConfigError, flatten, parse
 from sparsefw.data.fingerprint import Fingerprint, difference
 from sparsefw.lock_files import open_lock
 from sparsefw.methods.base import UnknownMethod
-from sparsefw.models import MODELS, build_named
+from sparsefw.models import BUILD_ERRORS, build_for, build_named, build_skeleton, is_rebuilt_by_name
 from sparsefw.runfolder import RetrainingPaths, RunFacts, RunPaths, RunWriter
 from sparsefw.runfolder.identity import MAY_CHANGE, identity_of, is_of
-from sparsefw.runfolder.parse import MALFORMED
 from sparsefw.runfolder.read import (
     lost_epoch,
     read_config,
@@ -270,12 +268,9 @@ class RunFolder:
         record = self.check_model()
         tensors = read_model_tensors(self.path)
         try:
-            if record.name in MODELS:  # sizes first: a file can name a network that fills the memory
-                with torch.device("meta"):
-                    _check_sizes(build_named(record.name, record.arguments), tensors)
-            model = build_named(record.name, record.arguments, trust=trust)
+            model = _build(record, tensors, trust)
             model.load_state_dict(tensors)
-        except (*MALFORMED, RuntimeError, ArithmeticError) as error:
+        except BUILD_ERRORS as error:
             raise ConfigError(f"{self.path}: {self.paths.model.name}: {one_line(error)}") from None
         return model.eval(), record
 
@@ -291,6 +286,16 @@ class RunFolder:
         """Remove the result of a training whose network is gone: such a training is not over."""
         if self.path.is_dir() and not self.paths.model.exists():
             self.writer.forget_result()
+
+
+def _build(record: ModelRecord, tensors: Mapping[str, Tensor], trust: bool) -> nn.Module:
+    """Build the network of a run; one that a file may name only if the tensors fit it, which is seen before it takes memory."""
+    if not is_rebuilt_by_name(record.name):
+        return build_named(record.name, record.arguments, trust=trust)
+    built_from = {"name": record.name, "arguments": dict(record.arguments)}
+    if (skeleton := build_skeleton(built_from)) is not None:
+        _check_sizes(skeleton, tensors)
+    return build_for(built_from, tensors)
 
 
 def _check_sizes(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -17,11 +17,11 @@ from sparsefw.compression.artifact.elastic import SIZE, STATISTICS, WEIGHTS_FILE
 from sparsefw.compression.artifact.files import ArtifactError, check_hashes, read_packed, read_tensors
 from sparsefw.compression.artifact.folder import (
     Constructor,
-    dense_architecture,
     fill,
     fitting,
     loaded,
     read_plan,
+    rebuilt,
 )
 from sparsefw.compression.artifact.packing import packed_bytes
 from sparsefw.compression.artifact.plan import Plan, Untouched
@@ -247,13 +247,10 @@ def open_elastic(
 ) -> ElasticFolder:
     """Return the open folder, checked."""
     check_hashes(path, header.get("sha256"), [WEIGHTS_FILE])
-    model = dense_architecture(path, header.get("model"), constructor)
-    with fitting(path):
-        read_plan(path, header.get("unfused")).reshape(model)
     tensors = read_tensors(path / WEIGHTS_FILE)
     # The memory format is set last: setting it copies the weights, and by then they are fewer.
     state = {**header["state"], "channels_last": False}
-    fill(path, model, tensors, state)
+    model = rebuilt(path, header.get("model"), constructor, read_plan(path, header.get("unfused")), tensors, state)
     try:
         record = stage_record.from_file(header.get("order"), tensors)
     except ValueError as error:

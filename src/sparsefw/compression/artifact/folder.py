@@ -43,7 +43,7 @@ from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
-from sparsefw.models import MODELS, build_registered, is_rebuilt_by_name
+from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name
 from sparsefw.scalars import is_int
 from sparsefw.text import first_line, listed
 
@@ -51,9 +51,6 @@ ONE_SIZE_FORMAT = "sparsefw-artifact"
 SCHEMA = 2
 LARGEST_COST = 2**63  # of a certificate that is believed
 Constructor = Callable[[], nn.Module]
-_MISFITS = (
-    AttributeError, IndexError, RuntimeError, AssertionError, KeyError, TypeError, ValueError, StopIteration,
-)  # fmt: skip
 
 
 def save(
@@ -104,11 +101,8 @@ def save(
 def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Constructor | None) -> Compressed:
     check_hashes(folder, header.get("sha256"), ["model.safetensors", "certificate.json"])
     plan = read_plan(folder, header.get("plan"))
-    model = dense_architecture(folder, header.get("model"), constructor)
-    with fitting(folder):
-        plan.reshape(model)
     tensors = read_packed(folder / "model.safetensors")
-    fill(folder, model, tensors, header.get("state"))
+    model = rebuilt(folder, header.get("model"), constructor, plan, tensors, header.get("state"))
     check(folder, model, header.get("probe"), tensors)
     return loaded(folder, model, plan, read_json(folder / "certificate.json"))
 
@@ -167,27 +161,55 @@ def read_plan(folder: Path, data: Any) -> Plan:
         raise ArtifactError(f"{folder / 'plan.json'}: {error}") from None
 
 
-def dense_architecture(folder: Path, record: Any, constructor: Constructor | None) -> nn.Module:
-    """Return the dense network, without weights if it is one of this package. No name of other code is ever resolved."""
+def rebuilt(
+    folder: Path, record: Any, constructor: Constructor | None, plan: Plan, tensors: Mapping[str, Tensor], state: Any
+) -> nn.Module:
+    """Return the network of a record, or of the constructor, in the shapes of the plan, with these tensors and this state.
+
+    Where the tensors do not fit the network that a file names, that is seen before it takes memory.
+    """
+
+    def finish(dense: nn.Module) -> nn.Module:
+        with fitting(folder):
+            plan.reshape(dense)
+        fill(folder, dense, tensors, state)
+        return dense
+
     if constructor is not None:
-        if isinstance(constructor, nn.Module) or not callable(constructor):
-            raise ArtifactError(
-                f"the constructor must be a function that builds the dense network, not a {type(constructor).__name__}"
-            )
-        model = constructor()
-        if not isinstance(model, nn.Module):
-            raise ArtifactError(f"the constructor gave a {type(model).__name__}, not a torch.nn.Module")
-        return model
+        return finish(_constructed(constructor))
     if record is None:
         raise ArtifactError(
             f"{folder} holds a network that is neither of this package nor of timm or torchvision: "
             "load(folder, constructor), with a function that builds the dense one"
         )
+    with _building(folder):
+        skeleton = build_skeleton(record)
+    if skeleton is not None:
+        finish(skeleton)
+        if record["name"] in MODELS:  # all that they compute with are tensors of their state
+            return skeleton
+    with _building(folder):  # other libraries compute with what they build
+        dense = build_for(record, tensors)
+    return finish(dense)
+
+
+def _constructed(constructor: Constructor) -> nn.Module:
+    if isinstance(constructor, nn.Module) or not callable(constructor):
+        raise ArtifactError(
+            f"the constructor must be a function that builds the dense network, not a {type(constructor).__name__}"
+        )
+    model = constructor()
+    if not isinstance(model, nn.Module):
+        raise ArtifactError(f"the constructor gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+@contextlib.contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """A block that builds a network by its record; what goes wrong there becomes an ArtifactError of one line."""
     try:
-        is_own = isinstance(record, dict) and str(record.get("name")) in MODELS
-        with torch.device("meta" if is_own else "cpu"):  # other libraries compute with what they build
-            return build_registered(record)
-    except (*_MISFITS, ArithmeticError) as error:
+        yield
+    except BUILD_ERRORS as error:
         raise ArtifactError(f"{folder / 'plan.json'}: {first_line(error)}") from None
 
 
@@ -198,7 +220,7 @@ def fitting(folder: Path) -> Iterator[None]:
         yield
     except ArtifactError:
         raise
-    except _MISFITS as error:
+    except BUILD_ERRORS as error:
         raise ArtifactError(
             f"{folder / 'plan.json'} does not fit the network that it is applied to, which must be the dense one: "
             f"{first_line(error)}"
