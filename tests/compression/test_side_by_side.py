@@ -335,6 +335,46 @@ def test_everything_is_as_before_after_an_error():
     assert [set(vars(module)) for module in model.modules()] == attributes
 
 
+def encoder() -> nn.Module:
+    """Layers that torch computes by a fused kernel, in evaluation mode without gradients."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.Sequential(nn.Linear(8, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["neurons", "filters", "rank"])
+def test_transformer_layers_that_would_be_fused(kind, training):
+    model, x = encoder(), torch.randn(8, 5, 8)
+    sizes = Sizes(model, kind, example=x[:2])
+    assert sizes.needs_passes is None
+    model.train(training)
+    for module in model.modules():
+        if isinstance(module, (nn.Dropout, nn.MultiheadAttention)):
+            module.eval()
+    with torch.no_grad():
+        with sizes.mixed(1):
+            found = model(x)
+        with sizes.smaller(sizes.draw(1)):
+            expected = model(x[:4])
+        torch.testing.assert_close(found, torch.cat([expected, model(x[4:])]), rtol=1e-4, atol=1e-5)
+    assert relative_gap(expected, model(x[:4])) > 0.1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_whether_transformer_layers_are_fused_is_as_before_after_an_error(fused):
+    model, x = encoder(), torch.randn(8, 5, 8)
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fused)
+    try:
+        sizes = Sizes(model, "neurons", example=x)
+        with pytest.raises(RuntimeError), sizes.mixed(0):
+            model(x[:, :, :3])
+        assert torch.backends.mha.get_fastpath_enabled() == fused
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def test_a_block_within_a_block_is_refused():
     model = normed()
     sizes, others = Sizes(model, "filters", example=X), Sizes(model, "filters", example=X)

@@ -95,6 +95,16 @@ def test_transformers(kind, form):
         torch.testing.assert_close(model(inputs), small(inputs), rtol=1e-9, atol=1e-9)
 
 
+@torch.no_grad()
+def test_transformer_layers_that_would_be_fused():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model, x = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(16, 4)).eval(), torch.randn(4, 5, 16)
+    small = compress(model, example=x, neurons=0.5).model
+    with smaller(model, neurons=0.5):
+        torch.testing.assert_close(model(x), small(x), rtol=1e-4, atol=1e-5)
+
+
 FAST = ("resnet18, cifar stem", "mobilenet_v2", "densenet121", "shufflenet")
 
 

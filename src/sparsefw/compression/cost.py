@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compression.artifact.packing import packed_bytes
 from sparsefw.compression.recovery.calibration import batch_size
-from sparsefw.compression.structure.layers import call_on_copy, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating, plain_transformer_layers
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.
 _CPU_ATTENTION = {
@@ -48,16 +48,14 @@ def parameters(model: nn.Module) -> int:
 
 def macs(model: nn.Module, example: Any) -> int:
     """Count the multiply-accumulates of convolutions, linear layers, matrix products and attention as they run."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # a fused transformer layer would not be counted
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:  # torch's counter follows the gradients of modules that are given a view of a parameter
             p.requires_grad_(False)
-        with evaluating(model), FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+        with evaluating(model), plain_transformer_layers(), counter:  # a fused transformer layer would not be counted
             call_on_copy(model, example)
     finally:
         for p in trainable:
             p.requires_grad_(True)
-        torch.backends.mha.set_fastpath_enabled(fast_path)
     return counter.get_total_flops() // 2 // batch_size(example)

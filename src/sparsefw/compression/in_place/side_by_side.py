@@ -20,7 +20,7 @@ from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, un
 from sparsefw.compression.in_place.sliced_layers import Sliced, sliced
 from sparsefw.compression.in_place.slices import OnePassError
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import call_on_copy
+from sparsefw.compression.structure.layers import call_on_copy, plain_transformer_layers
 from sparsefw.text import first_line
 
 # How far one pass may be from a pass for each size, by rounding. A mistake changes outputs by their own size.
@@ -78,7 +78,8 @@ class SideBySide:
                 vars(module)["_slice_average"] = division.average
                 vars(module).update(own.get(module, {}))
                 module.__class__ = sliced(kind)
-            yield
+            with plain_transformer_layers():
+                yield
         finally:
             for module, kind in zip(modules, classes, strict=True):
                 module.__class__ = kind
@@ -95,7 +96,8 @@ class SideBySide:
         """Compare one pass over two sizes with one pass for each, in numbers."""
         numbers = self._cut.numbers(_TRIED_RATIO).to(next(model.parameters()).device)
         small, whole = _random_like(example, seed=0), _random_like(example, seed=1)
-        with _batch_statistics(model), unchanged_buffers(model), torch.backends.cudnn.flags(allow_tf32=False):
+        exact = torch.backends.cudnn.flags(allow_tf32=False)
+        with _batch_statistics(model), unchanged_buffers(model), plain_transformer_layers(), exact:
             try:
                 with restricted(model, self._cut.restriction(numbers)):
                     expected_small = call_on_copy(model, small)

@@ -216,6 +216,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextlib.contextmanager
+def plain_transformer_layers() -> Iterator[None]:
+    """Let torch's transformer layers call their parts for the duration of a block.
+
+    In evaluation mode without gradients, a fused kernel would read the weights of their linear layers, whatever these compute.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def forward_order(model: nn.Module, example: Any) -> list[str]:
     """Return the names of the convolutions and linear layers that are called, in the order of their first call."""
     return list(count_calls(model, example))
