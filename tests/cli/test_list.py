@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsefw.cli import app
+from sparsefw.cli.catalog import CATALOGS
 from sparsefw.data import DATASETS
 from sparsefw.kinds import KINDS, PATTERN
 from sparsefw.methods import METHODS
@@ -37,6 +38,12 @@ def test_list_reads_the_registries(what, names):
     assert set(names) <= set(listed)
     assert all(listed.values())
     assert all(name in sparsefw("list", what) for name in names)
+
+
+def test_without_a_word_the_lists_themselves_are_listed():
+    lists = json.loads(sparsefw("list", "--json"))
+    assert list(lists) == list(CATALOGS)
+    assert [line.split(maxsplit=1) for line in sparsefw("list").splitlines()] == [list(line) for line in lists.items()]
 
 
 def test_methods_are_listed_with_kind_paper_and_measured_costs():

@@ -18,17 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Catalog:
-    """One of the lists; describe: shows one entry with all of its settings, for lists whose entries have some."""
+    """One of the lists.
 
+    holds      what is in it
+    list_all   shows all entries
+    describe   shows one entry with all of its settings, for lists whose entries have some
+    """
+
+    holds: str
     list_all: Callable[[], Outcome]
     describe: Callable[[str, bool], Outcome] | None = None
 
 
-def catalog(what: str, name: str | None = None, trust: bool = False) -> Outcome:
-    """List all entries of a registry, or describe one of them.
+def catalog(what: str | None = None, name: str | None = None, trust: bool = False) -> Outcome:
+    """List the lists, list all entries of one, or describe one entry.
 
     trust: whether the module of a method of the user's own may be imported, which runs it.
     """
+    if what is None:
+        return _list_names({key: entry.holds for key, entry in CATALOGS.items()})
     if what not in CATALOGS:
         raise ValueError(f"list {what!r}{did_you_mean(what, CATALOGS)}; there are {', '.join(CATALOGS)}")
     if name is None:
@@ -223,13 +231,15 @@ def _default_text(default: Any) -> str:
 
 
 CATALOGS = {
-    "models": Catalog(_list_models),
-    "datasets": Catalog(_list_datasets),
-    "methods": Catalog(_list_methods, _describe_method),
-    "kinds": Catalog(_list_kinds),
-    "regions": Catalog(_list_regions),
-    "recipes": Catalog(_list_recipes),
-    "grids": Catalog(_list_grids, lambda name, trust: _describe_grid(name)),
-    "experiments": Catalog(_list_experiments),
-    "rows": Catalog(_list_rows),
+    "models": Catalog("networks that recipes can train", _list_models),
+    "datasets": Catalog("data sets, and the files that they are read from", _list_datasets),
+    "methods": Catalog("ways to train, the cost of their steps, and their papers", _list_methods, _describe_method),
+    "kinds": Catalog("units that can be removed", _list_kinds),
+    "regions": Catalog("sets that weights can be constrained to", _list_regions),
+    "recipes": Catalog("trainings, for `sparsefw train`", _list_recipes),
+    "grids": Catalog(
+        "settings to compare, for `sparsefw sweep`", _list_grids, lambda name, trust: _describe_grid(name)
+    ),
+    "experiments": Catalog("tables and figures of the paper, for `sparsefw reproduce`", _list_experiments),
+    "rows": Catalog("what `sparsefw bench train` measures", _list_rows),
 }

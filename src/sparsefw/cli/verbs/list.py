@@ -13,11 +13,13 @@ from sparsefw.cli.output import print_outcome, verb
 @verb
 def list_(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="models, datasets, methods, kinds, regions, recipes, grids, experiments, or rows (of `sparsefw bench`)."
+            help="models, datasets, methods, kinds, regions, recipes, grids, experiments, or rows (of `sparsefw bench`). "
+            "Without it, these lists.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     name: Annotated[
         str | None,
         typer.Argument(help="One method or grid, to list it with all of its settings.", show_default=False),
@@ -31,6 +33,7 @@ def list_(
 
     Examples:
 
+        sparsefw list
         sparsefw list recipes
         sparsefw list methods ssl
     """
