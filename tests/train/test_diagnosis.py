@@ -40,8 +40,9 @@ def test_a_healthy_training_is_in_no_trouble():
         (9.0, 900, 10.0, True),
         (10.9, 1_000_000, 10.0, True),  # three are 0.09 points here: at least one point
         (11.1, 1_000_000, 10.0, False),
-        (41.0, 8, 10.0, True),  # three are 31.8 points here
-        (42.0, 8, 10.0, False),
+        (19.8, 82, 10.0, True),  # three are 9.9 points here
+        (10.0, 80, 10.0, False),  # 10.1 points: too few images to tell
+        (50.0, 40, 50.0, False),
         (99.4, 900, 99.0, True),  # one point more cannot be surpassed: half of it
         (99.6, 900, 99.0, False),
         (100.0, 900, 100.0, False),  # there is but one class

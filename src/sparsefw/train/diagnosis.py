@@ -17,6 +17,7 @@ SOON = 0.2  # share of the epochs, and at least FIRST of them, in which a traini
 FIRST = 2
 DEVIATIONS = 3  # standard deviations of guessing on as many images, and at least one POINT of accuracy
 POINT = 1.0
+VAGUE = 10.0  # points of accuracy: where guessing varies by more, the images are too few to tell whether anything was learned
 LEARNED = 0.1  # share of the first epoch's loss: a larger gain is more than noise, and can be lost
 LOST = 0.5  # share of that gain
 SOLVED = 99.0  # accuracy in %
@@ -155,7 +156,9 @@ def _learns_nothing(aim: Aim, history: Sequence[Epoch]) -> bool:
         return last.loss >= (1 - LEARNED) * history[0].loss
     share = aim.chance / 100
     noise = 100 * DEVIATIONS * math.sqrt(share * (1 - share) / aim.images)
-    # If nearly all images are of one class, or there are hardly any, half of the way to 100 % is enough.
+    if noise > VAGUE:
+        return False
+    # If nearly all images are of one class, half of the way to 100 % is enough.
     margin = min(max(noise, POINT), (100 - aim.chance) / 2)
     return last.accuracy <= aim.chance + margin and aim.chance < 100
 
