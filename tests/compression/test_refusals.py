@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from compression.networks import IMAGES, ROWS, X, cnn, mlp, normed
-from sparsefw import compress, curve, load, recalibrate, save, save_elastic
+from sparsefw import Sizes, compress, curve, load, recalibrate, save, save_elastic
 from sparsefw.compression import ArtifactError, export_onnx, measure
 from sparsefw.compression.artifact.export import ExportError
 
@@ -95,6 +95,14 @@ def test_models_that_are_not_finite(name, how, bad):
 def test_an_example_that_does_not_fit(example, how):
     with pytest.raises(ValueError, match=r"^example does not fit the model: inputs of shape [^\n]*$"):
         compress(normed(), example=example, **how)
+
+
+@pytest.mark.parametrize("act", [lambda *a, **k: compress(*a, filters=0.5, **k), Sizes], ids=["compress", "Sizes"])
+def test_an_example_with_labels(act):
+    with pytest.raises(ValueError, match=r"^[^\n]*example[^\n]*; an example holds no labels$"):
+        act(normed(), example=(X, torch.zeros(len(X), dtype=torch.long)))
+    with pytest.raises(ValueError, match=r"^[^\n]*example[^\n]*(?<!no labels)$"):
+        act(normed(), example=X[:, :1])
 
 
 @pytest.mark.parametrize("example", ["picture", 3, X.numpy(), (1, 3, 10, 10), {"x": None}], ids=range(5))
@@ -203,6 +211,8 @@ def test_models_without_values(how):
         net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
     with pytest.raises(ValueError, match=r"^0\.weight is on the device meta and has no values: [^\n]*$"):
         compress(net, example=IMAGES[0], **how)
+    with pytest.raises(ValueError, match=r"^0\.weight is on the device meta and has no values: [^\n]*$"):
+        Sizes(net, "filters", example=X)
     net = cnn()
     net.register_buffer("table", torch.ones(4, device="meta"))
     with pytest.raises(ValueError, match=r"^table is on the device meta and has no values: [^\n]*$"):

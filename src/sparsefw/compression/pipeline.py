@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Plan, Unfuse, Untouched
+from sparsefw.compression.check import check_model
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
 from sparsefw.compression.progress import shown
 from sparsefw.compression.reasons import Cause, Reason, because
@@ -59,7 +59,7 @@ class Pipeline:
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         model = unwrapped(model)
-        _check_model(model)
+        check_model(model)
         self.settings = settings
         self.progress = shown(settings.progress)
         self.source = model
@@ -198,39 +198,6 @@ class Pipeline:
         choice = judge.choice(*agreements)
         chosen = choice.chosen == REFIT
         return cuts[chosen], notes[chosen], choice
-
-
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"compress needs a torch.nn.Module, got {type(model).__name__}")
-    for name, module in model.named_modules():
-        named = f"{name} is" if name else "the model is"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{named} a TorchScript module, which cannot be taken apart: give the module that it was made from"
-            )
-        if _is_quantised(module):
-            raise ValueError(
-                f"{named} quantised ({type(module).__name__}): compress the model first, then quantise the smaller one"
-            )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            raise ValueError(f"{name} belongs to a lazy layer that has not seen an input: run the model once before")
-        if tensor.is_meta:
-            raise ValueError(f"{name} is on the device meta and has no values: load weights before")
-    broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
-    # Buffers may hold -inf on purpose: masks of attention.
-    broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
-    if broken:
-        raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")
-
-
-def _is_quantised(module: nn.Module) -> bool:
-    """Return whether it is one of torch's quantised modules, or a layer of another library whose weight is whole numbers."""
-    origin = type(module).__module__.split(".")
-    weight = module.weight if is_layer(module) else None
-    is_whole = isinstance(weight, Tensor) and not (weight.is_floating_point() or weight.is_complex())
-    return is_whole or (origin[0] == "torch" and "quantized" in origin)
 
 
 def _check_same(first: Any, second: Any) -> None:

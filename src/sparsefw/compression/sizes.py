@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
+from sparsefw.compression.check import check_model
 from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
 from sparsefw.compression.in_place.side_by_side import SideBySide
 from sparsefw.compression.in_place.slices import OnePassError
@@ -184,7 +185,7 @@ class Sizes:
             ends: Where the slices of the smaller networks end, as fractions of the batch, as many as were chosen.
         """
         if self._side_by_side is None:
-            raise ValueError(f"this network needs a pass for each size, by smaller(): {self.needs_passes}")
+            raise ValueError(f"this network needs a pass for each size, by sizes.smaller(...): {self.needs_passes}")
         with _alone(self._model, "several sizes"), self._side_by_side.slices(ends, self._numbers):
             yield self._model
 
@@ -350,6 +351,7 @@ def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
         raise ValueError(
             f"score={settings.score!r} needs data: in place, channels are ranked by {', '.join(ROW_SCORES)}"
         )
+    check_model(model)
     allocation = ALLOCATIONS[kind.allocation]()
     with unchanged_buffers(model):  # some networks change theirs in evaluation mode too
         stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))

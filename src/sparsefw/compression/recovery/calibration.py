@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
-from sparsefw.compression.structure.layers import call_on_copy
+from sparsefw.compression.structure.layers import call_on_copy, hint_at_labels
 from sparsefw.text import first_line
 
 HELD_OUT = 4  # every 4th input is in the part that is held out
@@ -170,7 +170,10 @@ def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:
         return call_on_copy(model, inputs)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-        raise ValueError(f"{name} does not fit the model: inputs of shape {shapes}: {first_line(error)}") from error
+        hint = hint_at_labels(inputs) if name == "example" else ""
+        raise ValueError(
+            f"{name} does not fit the model: inputs of shape {shapes}: {first_line(error)}{hint}"
+        ) from error
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -26,6 +26,7 @@ from sparsefw.compression.structure.layers import (
     channel_axis,
     evaluating,
     forward_order,
+    hint_at_labels,
     hooks,
     is_layer,
     may_be_of_channels,
@@ -110,7 +111,8 @@ def find_channels(model: nn.Module, example: Any) -> list[Channels]:
             trace.run(model, example, mode)
     except Exception as error:
         line = first_line(error)
-        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}") from error
+        hint = hint_at_labels(example)
+        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
     return [*trace.channels(), *_never_called(model, trace.called)]
 
 

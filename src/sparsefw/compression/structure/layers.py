@@ -216,6 +216,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def hint_at_labels(example: Any) -> str:
+    """Return what to say of an example that does not fit, where its last part may be labels."""
+    return "; an example holds no labels" if isinstance(example, (tuple, list)) and len(example) > 1 else ""
+
+
 @contextlib.contextmanager
 def plain_transformer_layers() -> Iterator[None]:
     """Let torch's transformer layers call their parts for the duration of a block.
