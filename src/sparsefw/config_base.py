@@ -49,7 +49,11 @@ def parse(section: type[S], values: Mapping[str, Any], owner: str, **context: An
 
 
 def _first_mistake(section: type[BaseModel], error: ValidationError) -> str:
-    mistake = error.errors(include_url=False)[0]
+    mistakes = error.errors(include_url=False)
+    mistake = mistakes[0]
+    if mistake["type"].startswith("int_"):  # of "int | float": a fraction is right too
+        same_field = (other for other in mistakes if _keys(other["loc"]) == _keys(mistake["loc"]))
+        mistake = next((other for other in same_field if other["type"].startswith("float_")), mistake)
     if mistake["type"] == "extra_forbidden":
         return _unknown_key(section, mistake["loc"])
     field = ".".join(_keys(mistake["loc"]))

@@ -332,9 +332,10 @@ def test_the_plan_says_which_and_why(tmp_path):
     choice = small.plan.request["recovery"]["neurons"]
     (line,) = [line for line in small.summary().splitlines() if line.startswith("recovery")]
     best, other = ("plain", "refit") if choice["chosen"] == "plain" else ("refit", "plain")
+    of_negative = "; below 0: mostly other answers" if choice[other] < 0 else ""
     assert line == (
         f"recovery: {best}: on 64 held-out inputs, its outputs agree with the dense network's by {choice[best]:.3f} "
-        f"(1: the same), those of {other} by {choice[other]:.3f}"
+        f"(1: the same{of_negative}), those of {other} by {choice[other]:.3f}"
     )
     save(small, tmp_path / "small")
     assert line in load(tmp_path / "small", mlp).summary()
@@ -344,7 +345,9 @@ def test_the_plan_says_which_and_why(tmp_path):
     "plain, refit, words",
     [
         (0.5, 0.25, "plain: .* by 0.500 .*, those of refit by 0.250"),
-        (WORST, 0.25, "refit: .* by 0.250 .*, those of plain cannot be compared"),
+        (0.5, 0.25, r".* \(1: the same\), .*"),
+        (-4.368, -5.0, r"plain: .* by -4.368 \(1: the same; below 0: mostly other answers\), those of refit by -5.000"),
+        (WORST, 0.25, r"refit: .* by 0.250 \(1: the same\), those of plain cannot be compared"),
         (WORST, WORST, "refit: .* no outputs can be compared"),
     ],
 )

@@ -155,6 +155,7 @@ def test_an_unknown_key_is_named_with_the_nearest_that_there_is(change, said):
         ("train.lr=-1", "train.lr=-1"),
         ("train.lr=fast", "train.lr='fast'"),
         ("train.lr=.nan", "train.lr=nan"),
+        ("method.k=abc", "k='abc': input should be a valid number, "),
         ("train.ema=1", "train.ema=1"),
         ("engine.precision=fp8", "engine.precision='fp8'"),
         ("engine.device=gpu", "engine.device='gpu'"),

@@ -50,9 +50,11 @@ class Choice:
                 f"{self.chosen}: on {self.inputs} held-out inputs, no outputs can be compared with the dense network's"
             )
         of_other = f"those of {other} " + ("cannot be compared" if less == WORST else f"by {less:.3f}")
+        below_0 = any(WORST < value < 0 for value in (best, less))
+        scale = "1: the same" + "; below 0: mostly other answers" * below_0
         return (
             f"{self.chosen}: on {self.inputs} held-out inputs, its outputs agree with the dense network's by {best:.3f} "
-            f"(1: the same), {of_other}"
+            f"({scale}), {of_other}"
         )
 
 
