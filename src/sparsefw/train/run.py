@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparsefw.atomic_io import remove_leftovers
 from sparsefw.compression.spectra import spectra
 from sparsefw.config_base import ConfigError
 from sparsefw.data.batches import Share
@@ -131,6 +132,7 @@ def _claim(folder: RunFolder, config: RunConfig, claimed: ExitStack) -> ResultRe
     if result is not None:
         folder.check_model()
         folder.forget_checkpoints()  # a kill may have prevented that
+        remove_leftovers(folder.path)
     return result
 
 
