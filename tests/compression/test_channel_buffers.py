@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from compression.networks import IMAGES
 from sparsefw import compress, load, save, save_elastic, smaller
-from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.trace import find_channels
 
 WIDTH = 16
 

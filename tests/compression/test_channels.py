@@ -48,16 +48,21 @@ def test_norms_of_each_channel_for_itself(norm, bias):
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
-        (nn.GroupNorm(4, 8), "norm (GroupNorm) averages over them"),
         (nn.LayerNorm([8, 6, 6]), "norm (LayerNorm) averages over them"),
         (nn.LocalResponseNorm(2), "norm (LocalResponseNorm) averages over them"),
         (nn.RMSNorm([8, 6, 6]), "norm (RMSNorm) averages over them"),
     ],
-    ids=["group", "layer", "local response", "root mean square"],
+    ids=["layer", "local response", "root mean square"],
 )
 def test_norms_over_channels_fix_them_and_are_named(norm, reason):
     model = Net(lambda m, x: m.b(m.norm(m.a(x))), a=nn.Conv2d(3, 8, 1), norm=copy.deepcopy(norm), b=nn.Conv2d(8, 4, 1))
     check(model, image(), {"a.out b.in": (8, reason), "b.out": (4, OUTPUT)})
+
+
+def test_group_norms_lose_equally_many_of_each_group():
+    model = Net(lambda m, x: m.b(m.norm(m.a(x))), a=nn.Conv2d(3, 8, 1), norm=nn.GroupNorm(4, 8), b=nn.Conv2d(8, 4, 1))
+    found = check(model, image(), {"a.out b.in norm.each": (8, ""), "b.out": (4, OUTPUT)})
+    assert found[0].groups == (0, 0, 1, 1, 2, 2, 3, 3)
 
 
 def test_a_norm_before_the_first_layer_is_not_in_the_way():
@@ -291,11 +296,16 @@ def test_a_scale_on_a_residual_branch():
     )
 
 
+def _share_of_channels(x: Tensor) -> float:
+    """A number that depends on how many channels there are, which no tensor tells."""
+    return 8 / x.shape[1]
+
+
 @pytest.mark.parametrize("hide", ["last layer", "scale", "norm"])
 def test_zeros_do_not_hide_what_is_wrong(hide):
-    """sigmoid(0) is not 0, also where a last layer, a scale or a norm of zeros, fresh from initialisation, covers that up."""
+    """An activation by rank mixes channels, also where a last layer, a scale or a norm of zeros from the start covers that up."""
     model = Net(
-        lambda m, x: m.head(x + m.norm(m.scale * m.b(m.a(x).sigmoid()))),
+        lambda m, x: m.head(x + m.norm(m.scale * m.b(m.a(x) * _share_of_channels(m.a(x))))),
         a=nn.Conv2d(3, 8, 1),
         b=nn.Conv2d(8, 3, 1),
         scale=nn.Parameter(torch.ones(3, 1, 1)),

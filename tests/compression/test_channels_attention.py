@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compression.following import SILENCE, check, image, parity
+from compression.following import check, image, parity
 from compression.zoo import OUTPUT, awake, table
 from sparsefw.compression import compress
 from sparsefw.compression.structure.attention import PlainAttention, plain_attention
-from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.channels import Side
 from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.compression.structure.removal import removable_channels
+from sparsefw.compression.structure.trace import find_channels
 from sparsefw.models import import_torchvision
 
 
@@ -62,12 +63,13 @@ def test_heads_of_attention_can_go_and_so_can_the_stream(form, arguments):
     model = plain_attention(awake(OwnBlock(form, **arguments)).eval())
     assert isinstance(model.attention, PlainAttention)
     reason = "taken apart by position" if form == "other widths" else ""
+    parts = "attention.key.outx2 attention.proj.inx2 attention.query.outx2 attention.value.outx2"
     rows = table(removable_channels(model, torch.randn(2, 6, 5)))
-    assert rows.pop("attention.heads") == (4, "")
+    assert rows.pop(parts) == (4, "")
     assert rows.pop("head.out") == (3, OUTPUT)
     assert {fixed for _, fixed in rows.values()} == {reason}
     found = removable_channels(model, torch.randn(2, 6, 5))
-    heads = next(channels for channels in found if channels.name == "attention")
+    heads = next(channels for channels in found if channels.is_heads)
     for gone in ([0], [3], [0, 2], [1, 2, 3]):
         assert parity(model, torch.randn(2, 6, 5), {heads: gone}) <= 1e-5
 
@@ -75,7 +77,8 @@ def test_heads_of_attention_can_go_and_so_can_the_stream(form, arguments):
 def test_weights_of_attention_that_are_returned_keep_the_heads():
     model = plain_attention(awake(OwnBlock("weights returned")).eval())
     rows = table(removable_channels(model, torch.randn(2, 6, 5)))
-    assert rows["attention.heads"] == (4, SILENCE)
+    parts = "attention.key.outx2 attention.proj.inx2 attention.query.outx2 attention.value.outx2"
+    assert rows[parts] == (4, "mean mixes the channels")
 
 
 def test_unknown_attention_is_left():
@@ -113,8 +116,10 @@ def test_torch_transformers(mask, batch_first, norm_first):
         expected, got = cut(expected), cut(got)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     found = removable_channels(plain, inputs)
-    assert [(c.name, c.count) for c in found if not c.obstacle] == [
-        (f"layers.{i}.{part}", count) for i in range(2) for part, count in (("self_attn", 4), ("linear1", 12))
+    assert [(c.is_heads, c.writers[-1].layer, c.count) for c in found if not c.obstacle] == [
+        (is_heads, f"layers.{i}.{part}", count)
+        for i in range(2)
+        for is_heads, part, count in ((True, "self_attn.value", 4), (False, "linear1", 12))
     ]
     small = compress(model, filters=0.5, rank=0.5, example=inputs)
     assert small.costs.parameters < 0.6 * small.dense.parameters
@@ -126,8 +131,8 @@ def test_decoder_layers_of_torch():
     model = awake(nn.TransformerDecoderLayer(8, 4, 12, batch_first=True)).eval()
     inputs = {"tgt": torch.randn(2, 5, 8), "memory": torch.randn(2, 7, 8)}
     found = removable_channels(plain_attention(copy.deepcopy(model)), inputs)
-    assert [(c.name, c.count) for c in found if not c.obstacle] == [
-        ("self_attn", 4), ("multihead_attn", 4), ("linear1", 12),
+    assert [(c.writers[-1].layer, c.count) for c in found if not c.obstacle] == [
+        ("self_attn.value", 4), ("multihead_attn.value", 4), ("linear1", 12),
     ]  # fmt: skip
     small = compress(model, filters=0.5, example=inputs)
     assert small.costs.parameters < 0.6 * small.dense.parameters
@@ -154,19 +159,19 @@ def test_attention_of_timm():
         torch.randn(2, 6, 5),
         {
             "0.out 1.qkv.in": (8, ""),
-            "1.heads": (4, ""),
+            "1.proj.inx2 1.qkv.outx6": (4, ""),
             "1.proj.out 2.in": (8, ""),
             "2.out": (3, OUTPUT),
         },
     )
 
 
-def test_heads_stay_if_another_layer_depends_on_their_number():
-    """A norm over what all heads give, whose width removing heads would not change."""
+def test_a_norm_over_all_heads_loses_its_channels_with_them():
+    """It divides by the number that there were."""
     attention = vision("timm.models.vision_transformer").Attention
     model = nn.Sequential(nn.Linear(5, 8), attention(8, num_heads=4, scale_norm=True, norm_layer=nn.LayerNorm))
     rows = table(removable_channels(awake(model).eval(), torch.randn(2, 6, 5)))
-    assert rows["1.heads"] == (4, "the model does not run with fewer of them (RuntimeError)")
+    assert rows["1.norm.eachx2 1.proj.inx2 1.qkv.outx6"] == (4, "")
 
 
 def torch_pruning_groups(model: nn.Module, inputs: Tensor) -> set[frozenset[tuple[str, str]]]:
@@ -194,7 +199,7 @@ def test_the_same_channels_belong_together_as_in_torch_pruning(name):
     pytest.importorskip("torch_pruning")
     model, x = vision("torchvision").models.get_model(name, weights=None, num_classes=10).eval(), image(3, 64)
     found = find_channels(model, x)
-    ours = {frozenset((site.layer, site.side) for site in channels.sites) for channels in found}
+    ours = {frozenset((s.layer, s.side) for s in channels.sites if s.side != Side.COUNT) for channels in found}
     theirs = torch_pruning_groups(model, x)
     assert len(theirs) > 8
     assert ours == theirs

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from compression.following import SILENCE, check, image
 from compression.zoo import OUTPUT, Net, awake, table
 from sparsefw.compression import compress
-from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
+from sparsefw.compression.structure.trace import find_channels
 from sparsefw.models import build
 
 
@@ -49,7 +49,8 @@ def test_a_module_under_two_names_is_one_module():
     check(model, image(), {"head.in one.in one.out stem.out": (8, ""), "head.out": (4, OUTPUT)})
 
 
-def test_tied_weights_stay():
+def test_tied_weights_lose_channels_together():
+    """What goes from the rows of one goes from those of the other, and so for their columns."""
     model = Net(
         lambda m, x: m.head(m.two(m.one(m.stem(x)).relu())),
         stem=nn.Conv2d(3, 8, 1),
@@ -58,16 +59,15 @@ def test_tied_weights_stay():
         head=nn.Conv2d(8, 4, 1),
     )
     model.two.weight = model.one.weight
-    check(
+    (channels, _) = check(
         model,
         image(),
-        {
-            "one.in stem.out": (8, "one shares its weight with two"),
-            "one.out two.in": (8, "one shares its weight with two"),
-            "head.in two.out": (8, "two shares its weight with one"),
-            "head.out": (4, OUTPUT),
-        },
+        {"head.in one.in one.out stem.out two.in two.out": (8, ""), "head.out": (4, OUTPUT)},
     )
+    small = compress(model, filters=0.5, example=image()).model
+    assert channels.count == 8
+    assert small.two.weight is small.one.weight
+    assert small.one.weight.shape == (4, 4, 1, 1)
 
 
 class Gained(nn.Conv2d):
@@ -187,8 +187,8 @@ def test_a_model_that_insists_on_its_precision():
 
 
 def test_small_leaks_are_found():
-    """A silent channel that becomes 1e-4 is not silent."""
-    model = Net(lambda m, x: m.b(m.a(x) + 1e-4), a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1))
+    """A network that computes something else by 1e-4 of a channel is not the same."""
+    model = Net(lambda m, x: m.b(m.a(x)) + 1e-4 * m.a(x).shape[1], a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1))
     check(model, image(), {"a.out b.in": (8, SILENCE), "b.out": (4, OUTPUT)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compression.following import parity
-from compression.zoo import OUTPUT, Net, obstacle_of, table
+from compression.zoo import OUTPUT, Net, awake, obstacle_of, table
 from sparsefw.compression.reasons import Cause, because
-from sparsefw.compression.structure.channels import find_channels
 from sparsefw.compression.structure.labels import Labels, compact
-from sparsefw.compression.structure.removal import removable_channels
+from sparsefw.compression.structure.removal import removable_channels, without
+from sparsefw.compression.structure.trace import find_channels
 
 Operation = Callable[[Tensor], Tensor]
 SILENCE = "removing them is not the same as silencing them"
@@ -78,34 +79,36 @@ KEPT: dict[str, Operation] = {  # each channel for itself, and silent ones stay 
     "times its own mean": lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(),
     "a gate per place": lambda x: x * torch.linspace(0, 1, 6).view(1, 1, 1, 6),
     "a gate per image": lambda x: x * torch.tensor([1.0, 2.0]).view(2, 1, 1, 1),
+    "unit length": lambda x: F.normalize(x, dim=1),
+    "a share of the sum": lambda x: x / (1 + x.square().sum(1, keepdim=True)),
     "a scalar": lambda x: x * torch.tensor(3.0),
 }
+CONSTANT: dict[str, Operation] = {  # silent channels become a constant, so that what reads them has to be silent
+    "sigmoid": torch.sigmoid,
+    "exponential": lambda x: x.exp(),
+    "softplus": F.softplus,
+    "hardsigmoid": F.hardsigmoid,
+    "cosine": torch.cos,
+    "plus one": lambda x: x + 1,
+    "one over": lambda x: 1 / (1 + x.square()),
+    "plus a picture": lambda x: x + torch.ones(1, 1, 6, 6),
+    "padded by ones": lambda x: F.pad(x, (1, 0, 0, 1), value=1.0),
+}
 NOT: dict[str, tuple[Operation, str]] = {  # and the reason
-    "sigmoid": (torch.sigmoid, SILENCE),
-    "exponential": (lambda x: x.exp(), SILENCE),
-    "softplus": (F.softplus, SILENCE),
-    "hardsigmoid": (F.hardsigmoid, SILENCE),
-    "cosine": (torch.cos, SILENCE),
-    "plus one": (lambda x: x + 1, SILENCE),
-    "one over": (lambda x: 1 / (1 + x.square()), SILENCE),
-    "plus a picture": (lambda x: x + torch.ones(1, 1, 6, 6), SILENCE),
-    "padded by ones": (lambda x: F.pad(x, (1, 0, 0, 1), value=1.0), SILENCE),
     "softmax": (lambda x: x.softmax(1), "softmax mixes the channels"),
     "log softmax": (lambda x: x.log_softmax(1), "log_softmax mixes the channels"),
     "cumulated": (lambda x: x.cumsum(1), "cumsum mixes the channels"),
     "minus the mean": (lambda x: x - x.mean(1, keepdim=True), "mean mixes the channels"),
     "minus the mean of all": (lambda x: x - x.mean(), "mean mixes the channels"),
     "over the largest": (lambda x: x / x.amax(1, keepdim=True), "amax mixes the channels"),
-    "unit length": (lambda x: F.normalize(x, dim=1), "linalg_vector_norm mixes the channels"),
     "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), "the operation native_layer_norm is not followed"),
     "gated by half": (lambda x: F.glu(x.repeat(1, 2, 1, 1), 1), "the operation glu is not followed"),
     "convolution": (
         lambda x: F.conv2d(x, torch.ones(8, 8, 1, 1)),
         "the operation convolution is not followed",
     ),
-    "chosen": (lambda x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], "the operation index is not followed"),
+    "chosen": (lambda x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], BY_POSITION),
     "sorted": (lambda x: x.sort(1).values, "the operation sort is not followed"),
-    "cut in two": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), BY_POSITION),
     "cut by sizes": (lambda x: torch.cat(x.split([3, 5], 1), 1), BY_POSITION),
     "all but the first": (lambda x: torch.cat([x[:, :1], x[:, 1:].relu()], 1), BY_POSITION),
     "every other": (lambda x: torch.cat([x[:, ::2], x[:, 1::2]], 1), BY_POSITION),
@@ -146,6 +149,74 @@ def test_followed(name):
     assert table(found) == {"a.out b.in": (8, ""), "b.out": (4, OUTPUT)}
     for gone in ([0], [7], [1, 2, 5], [0, 2, 4, 6, 7]):
         assert parity(model, x, {found[0]: gone}) <= 1e-5
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_channels_that_leave_a_constant_go_with_it(name):
+    model, x = two_layers(CONSTANT[name]), example()
+    found = removable_channels(model, x)
+    assert table(found) == {"a.out b.in": (8, ""), "b.out": (4, OUTPUT)}
+    assert found[0].leaves_constant
+    silenced = copy.deepcopy(model)
+    with torch.no_grad():
+        silenced.b.weight[:, [1, 4]] = 0
+    torch.testing.assert_close(without(model, {found[0]: [1, 4]})(x), silenced(x))
+
+
+HALVES: dict[str, Operation] = {  # as many channels of each half have to go
+    "cut in two": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "a part for itself": lambda x: torch.cat([x.chunk(2, 1)[0], x.chunk(2, 1)[1].relu()], 1),
+    "sliced": lambda x: torch.cat([x[:, : x.shape[1] // 2].tanh(), x[:, x.shape[1] // 2 :]], 1),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_lose_the_same_number(name):
+    model, x = two_layers(HALVES[name]), example()
+    found = removable_channels(model, x)
+    assert [obstacle_of(channels) for channels in found] == ["", OUTPUT]
+    assert found[0].groups == (0, 0, 0, 0, 1, 1, 1, 1)
+    for gone in ([0, 7], [1, 2, 4, 5]):
+        assert parity(model, x, {found[0]: gone}) <= 1e-5
+
+
+def test_halves_that_meet_again_are_one():
+    """As in gated linear units: the first half scales the second."""
+    model = two_layers(lambda x: torch.mul(*x.chunk(2, 1)))
+    model.b = nn.Conv2d(4, 4, 1)
+    found = removable_channels(model, example())
+    assert table(found) == {"a.outx2 b.in": (4, ""), "b.out": (4, OUTPUT)}
+    assert found[0].writers[0].slots == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert parity(model, example(), {found[0]: [2]}) <= 1e-5
+
+
+class Widths(nn.Module):
+    """Two parts of unequal widths, which the module holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.widths = (3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.a(x).split(self.widths, 1)
+        return self.b(torch.cat([second.relu(), first], 1))
+
+
+def test_widths_that_a_module_holds_follow():
+    torch.manual_seed(0)
+    model = awake(Widths()).eval()
+    found = removable_channels(model, example())
+    assert [obstacle_of(channels) for channels in found if channels.writers] == ["", "", OUTPUT]
+    first, second = found[:2]
+    small = without(model, {first: [0], second: [1, 4]})
+    assert small.widths == (2, 3)
+    assert model.widths == (3, 5)
+    x = example()
+    y = model.a(x)
+    kept = torch.cat([y[:, [3, 5, 6]].relu(), y[:, [1, 2]]], 1)
+    by_hand = F.conv2d(kept, model.b.weight[:, [0, 2, 3, 6, 7]], model.b.bias)
+    torch.testing.assert_close(small(x), by_hand)
 
 
 @pytest.mark.parametrize("name", NOT)
@@ -199,8 +270,8 @@ def test_padding_of_channels_as_in_the_first_residual_networks():
 
 
 @pytest.mark.parametrize("form", ["matmul", "einsum", "torch"])
-def test_attention_of_one_head_keeps_queries_and_keys(form):
-    """What queries and keys are summed over changes the scores' scale; the channels of values are each for themselves."""
+def test_attention_of_one_head_pairs_queries_and_keys(form):
+    """What queries and keys are summed over goes from both, unless that changes the scale of scores; values go one by one."""
     torch.manual_seed(0)
 
     def run(m: Net, x: Tensor) -> Tensor:
@@ -216,34 +287,58 @@ def test_attention_of_one_head_keeps_queries_and_keys(form):
     parts = {name: nn.Linear(6, 4) for name in ("q", "k", "v")}
     model, x = Net(run, **parts, o=nn.Linear(4, 3)), torch.randn(2, 5, 6)
     found = removable_channels(model, x)
-    reason = "attention sums over the channels" if form == "torch" else "a matrix product sums over the channels"
-    assert table(found) == {
-        "q.out": (4, reason),
-        "k.out": (4, reason),
-        "o.in v.out": (4, ""),
-        "o.out": (3, OUTPUT),
-    }
-    values = next(channels for channels in found if not channels.obstacle)
+    reason = SILENCE if form == "torch" else ""
+    assert table(found) == {"k.out q.out": (4, reason), "o.in v.out": (4, ""), "o.out": (3, OUTPUT)}
+    values = next(channels for channels in found if channels.name == "v")
     assert parity(model, x, {values: [0, 2]}) <= 1e-5
 
 
-def test_attention_of_several_heads_made_by_hand_is_left():
+class Heads(nn.Module):
+    """Attention by hand; its code holds the number of heads, or finds it, or is written for two."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.q, self.k, self.v, self.o = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.num_heads = 3
+        self.width = 6
+        self.bias = nn.Parameter(torch.randn(3, 5))
+        self.scale = nn.Parameter(torch.randn(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = {"held": (self.num_heads, 2), "found": (-1, 2), "written": (3, 2)}[self.form]
+        q, k, v = (layer(x).unflatten(-1, shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        table = self.bias[:, (torch.arange(5) - torch.arange(5)[:, None]).abs()]
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.scale + table
+        mixed = scores.softmax(-1) @ v
+        return self.o(mixed.transpose(1, 2).reshape(len(x), 5, self.width if self.form == "held" else -1))
+
+
+@pytest.mark.parametrize("form", ["held", "found", "written"])
+def test_heads_of_attention_made_by_hand(form):
+    """With a scale of each head, and a table of biases by the distance of tokens."""
     torch.manual_seed(0)
-
-    def run(m: Net, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (2, 2)).transpose(1, 2) for layer in (m.q, m.k, m.v))
-        return m.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-    model = Net(run, q=nn.Linear(6, 4), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(4, 3))
-    found = removable_channels(model, torch.randn(2, 5, 6))
+    model, x = awake(Heads(form)).eval(), torch.randn(2, 5, 6)
+    found = removable_channels(model, x)
+    reason = FEWER if form == "written" else ""
     assert table(found) == {
-        **{f"{layer}.out": (4, TWO_AXES) for layer in "qkv"},
-        "o.out": (3, OUTPUT),
+        "bias.rows k.outx2 o.inx2 q.outx2 scale.each v.outx2": (3, reason),
+        "o.out": (4, OUTPUT),
     }
+    heads = next(channels for channels in found if channels.is_heads)
+    if reason:
+        return
+    small = without(model, {heads: [1]})
+    assert (small.num_heads, small.width) == (2, 4)
+    assert small.bias.shape == (2, 5)
+    silent = copy.deepcopy(model)
+    with torch.no_grad():
+        silent.o.weight[:, 2:4] = 0
+    torch.testing.assert_close(small(x), silent(x))
 
 
-def test_grouped_queries_of_several_heads_are_left():
-    """Fewer heads of keys and values than of queries."""
+def test_grouped_queries_go_with_their_keys_and_values():
+    """Fewer heads of keys and values than of queries: one of these goes with all queries that read it."""
     torch.manual_seed(0)
 
     def run(m: Net, x: Tensor) -> Tensor:
@@ -251,10 +346,10 @@ def test_grouped_queries_of_several_heads_are_left():
         return m.o(F.scaled_dot_product_attention(*heads, enable_gqa=True).transpose(1, 2).flatten(2))
 
     model = Net(run, q=nn.Linear(6, 8), k=nn.Linear(6, 4), v=nn.Linear(6, 4), o=nn.Linear(8, 3))
-    found = removable_channels(model, torch.randn(2, 5, 6))
-    assert {channels.name: obstacle_of(channels) for channels in found} == {
-        "q": TWO_AXES, "k": TWO_AXES, "v": TWO_AXES, "o": OUTPUT,
-    }  # fmt: skip
+    x = torch.randn(2, 5, 6)
+    found = removable_channels(model, x)
+    assert table(found) == {"k.outx2 o.inx4 q.outx4 v.outx2": (2, ""), "o.out": (3, OUTPUT)}
+    assert parity(model, x, {found[0]: [0]}) <= 1e-5
 
 
 def test_tokens_joined_along_their_axis_share_their_channels():

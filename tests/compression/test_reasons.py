@@ -13,7 +13,7 @@ from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Plan, Untouched
 from sparsefw.compression.kinds.filters import _ends
 from sparsefw.compression.reasons import Cause, because
-from sparsefw.compression.structure.channels import find_channels
+from sparsefw.compression.structure.trace import find_channels
 
 REQUESTS = [
     {"filters": 0.5},

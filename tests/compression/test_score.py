@@ -13,7 +13,8 @@ from sparsefw.compression.artifact.plan import Keep
 from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.score import Observed, observe, readers_of, scores_of
 from sparsefw.compression.structure.attention import PlainAttention
-from sparsefw.compression.structure.channels import Channels, Side, Site, find_channels
+from sparsefw.compression.structure.channels import Channels, Side, Site
+from sparsefw.compression.structure.trace import find_channels
 
 NOTHING = Observed({}, {})
 CPU = torch.device("cpu")
@@ -133,11 +134,14 @@ def test_channels_that_no_layer_reads_are_scored_by_their_norm():
     assert score("activation", net, WRITES) == [5, 1]
 
 
-@pytest.mark.parametrize("name, expected", [("l1", [6, 14]), ("l2", [math.sqrt(14), math.sqrt(66)])])
+@pytest.mark.parametrize("name, expected", [("l1", [6, 14]), ("l2", [math.sqrt(10) + 2, math.sqrt(41) + 5])])
 def test_heads_are_scored_by_their_columns_of_the_projection(name, expected):
     block = PlainAttention(2, 2, 2).double()
     with_weight(block.proj, [[1, 2, 4, 5], [3, 0, 5, 0]])
-    assert score(name, model(b=block), Site("b", Side.HEADS, each(2))) == pytest.approx(expected)
+    rows = Site("b.value", Side.OUT, ((0, 1), (2, 3)))
+    heads = Channels((rows, Site("b.proj", Side.IN, rows.slots)), (0, 0), is_heads=True)
+    (scores,) = scores_of(name, model(b=block), [heads], Observed({}, {}))
+    assert scores.tolist() == pytest.approx(expected)
 
 
 # What is observed

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.plan import Split, Truncate
 from sparsefw.compression.structure.attention import plain_attention
-from sparsefw.compression.structure.channels import Channels, tensors_of
+from sparsefw.compression.structure.channels import Channels, Side, tensors_of
 from sparsefw.compression.structure.factorisation import truncate
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import as_matrices, call_on_copy, evaluating, set_weight
@@ -119,12 +119,16 @@ def obstacle_of(channels: Channels) -> str:
 
 
 def table(found: Sequence[Channels]) -> dict[str, tuple[int, str]]:
-    """Sets of channels as "layer.side ..." -> (how many, why fixed); "x4" behind a side that has four slots for each."""
+    """Sets of channels as "layer.side ..." -> (how many, why fixed); "x4" behind a side that has four slots for each.
+
+    Numbers of modules that count the channels are left out.
+    """
     rows: dict[str, tuple[int, str]] = {}
     for channels in found:
         sides = sorted(
             f"{site.layer}.{site.side}" + (f"x{len(site.slots[0])}" if len(site.slots[0]) > 1 else "")
             for site in channels.sites
+            if site.side != Side.COUNT
         )
         assert " ".join(sides) not in rows, sides
         rows[" ".join(sides)] = (channels.count, obstacle_of(channels))

@@ -191,7 +191,7 @@ class TestCoupled:
         assert set.union(*blocks) == convolutions | norms
         assert sum(map(len, blocks)) == len(convolutions | norms)
         assert any(len(block & convolutions) > 1 for block in blocks)
-        from sparsefw.compression.structure.channels import find_channels
+        from sparsefw.compression.structure.trace import find_channels
 
         writers = [{f"{s.layer}.weight" for s in c.writers} for c in find_channels(net, torch.zeros(2, 1, 8, 8))]
         for block in blocks:

@@ -37,7 +37,7 @@ from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
-from sparsefw.compression.structure.attention import heads_of, plain_attention
+from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import evaluating, hooks, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
@@ -87,7 +87,7 @@ class Pipeline:
 
     def _check_patterns(self) -> None:
         """Refuse a pattern that matches no layer: it is a typo, and would protect or choose nothing."""
-        names = [name for name, module in self.dense.named_modules() if is_layer(module) or heads_of(module)]
+        names = [name for name, module in self.dense.named_modules() if is_layer(module)]
         selection = self.settings.selection
         for word, patterns in (("include", selection.include), ("exclude", selection.exclude)):
             for pattern in patterns:

@@ -46,6 +46,7 @@ class Cause(Enum):
     SUMMED_BY_ATTENTION = "attention sums over the channels"
     SPLIT_INTO_HEADS = "attention splits the channels into heads"
     TWO_AXES = "laid out along two axes, such as groups to shuffle or heads"
+    SHARED_BY_HEADS = "all heads share it"
     SCALES_MANY = "one value scales many channels"
     MEETS_FIXED_SIZE = "meets a tensor of fixed size"
     JOINED_WITH_FIXED_SIZE = "joined with a tensor of fixed size"

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.recovery.calibration import Calibration, add_over_ranks, device_of, run
-from sparsefw.compression.structure.attention import known_attention
 from sparsefw.compression.structure.batchnorm_pairs import norms_behind
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.layers import (
@@ -89,7 +88,7 @@ class RowScores:
         self._model = model
         self._score = score
         self._observed = observed
-        writers = [(i, site) for i, channels in enumerate(sets) for site in channels.writers]
+        writers = [(i, site) for i, channels in enumerate(sets) for site in _scored(channels)]
         self._layers = list(dict.fromkeys((site.layer, site.side) for _, site in writers))
         first_row: dict[tuple[str, Side], int] = {}
         total = 0
@@ -107,7 +106,8 @@ class RowScores:
         self._slots = _padded(slots, (len(writers), widest, depth), total).to(device)
         of_set = [[w for w, (i, _) in enumerate(writers) if i == s] or [len(writers)] for s in range(len(sets))]
         self._writers = _padded(of_set, (len(sets), max(map(len, of_set), default=1)), len(writers) + 1).to(device)
-        counts = torch.tensor([sets[i].count for i, _ in writers], dtype=torch.float64, device=device)
+        present = [sum(map(bool, site.slots)) for _, site in writers]
+        counts = torch.tensor(present, dtype=torch.float64, device=device)
         self._counts = counts.unsqueeze(1)
         shared = torch.tensor([len(of_set[i]) > 1 for i, _ in writers], dtype=torch.bool, device=device)
         self._shared = shared.unsqueeze(1)
@@ -144,12 +144,15 @@ class RowScores:
     def _rows(self, layer: str, side: Side) -> Tensor:
         """Return what writes each output of a layer: (outputs, ...)."""
         module = self._model.get_submodule(layer)
-        if side == Side.HEADS:
-            attention = known_attention(module)
-            projection = weight_of(module.get_submodule(attention.projection)).detach()
-            return projection.t().reshape(attention.heads, -1)
         weight = weight_of(module).detach()
+        if side == Side.IN:
+            return weight if isinstance(module, TRANSPOSED) else weight.transpose(0, 1)
         return as_matrices(module).detach().flatten(0, 1) if isinstance(module, TRANSPOSED) else weight
+
+
+def _scored(channels: Channels) -> Sequence[Site]:
+    """Return the sites whose weights decide: what writes channels; of heads, what the output projection reads from them."""
+    return channels.readers if channels.is_heads else channels.writers
 
 
 def _padded(lists: Sequence[Any], shape: tuple[int, ...], filler: int) -> Tensor:

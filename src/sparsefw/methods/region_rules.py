@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.compression.structure.channels import Channels, Side, find_channels
+from sparsefw.compression.structure.channels import Channels, Side
+from sparsefw.compression.structure.trace import find_channels
 from sparsefw.geometry import Ball, LpBall
 from sparsefw.kinds import DEFAULT_GAUGE, FILTERS, WEIGHTS, ball_maker
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, NORMALISATION

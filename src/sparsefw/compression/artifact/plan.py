@@ -14,6 +14,7 @@ from sparsefw.compression.reasons import Cause, Reason
 from sparsefw.compression.structure import factorisation, layers, masks, surgery
 from sparsefw.compression.structure.attention import PlainAttention, unfuse
 from sparsefw.compression.structure.channels import Side
+from sparsefw.compression.structure.ties import kept_tied
 from sparsefw.geometry.cuts import largest_masks
 from sparsefw.scalars import is_int
 from sparsefw.text import listed
@@ -69,6 +70,8 @@ class Keep(Edit):
     reshape = apply
 
     def __str__(self) -> str:
+        if self.side == Side.COUNT:
+            return f"{self.layer} = {len(self.kept)}"
         channels = f" {self.side} channels" if self.side in (Side.IN, Side.OUT) else ""
         return f"{self.layer}: keeps {len(self.kept)}{channels}"
 
@@ -112,17 +115,17 @@ class Zero(Edit):
 
 @dataclass(frozen=True)
 class Mute(Edit):
-    """Heads of an attention module are not read; the architecture stays (masked)."""
+    """A layer reads nothing from these inputs, such as those of heads; the architecture stays (masked)."""
 
     layer: str
-    heads: tuple[int, ...]
+    inputs: tuple[int, ...]
     word: ClassVar[str] = "mute"
 
     def apply(self, model: nn.Module) -> None:
-        surgery.zero_heads(model.get_submodule(self.layer), self.heads)
+        surgery.zero_inputs(model.get_submodule(self.layer), self.inputs)
 
     def __str__(self) -> str:
-        return f"{self.layer}: {len(self.heads)} heads are not read"
+        return f"{self.layer}: {len(self.inputs)} inputs are not read"
 
 
 @dataclass(frozen=True)
@@ -211,13 +214,15 @@ class Plan:
 
     def apply(self, model: nn.Module) -> None:
         """Apply all edits to the dense model, in place, weights included."""
-        for edit in self.edits:
-            edit.apply(model)
+        with kept_tied(model):
+            for edit in self.edits:
+                edit.apply(model)
 
     def reshape(self, model: nn.Module) -> None:
         """Give a newly built dense model the small one's architecture, in place."""
-        for edit in self.edits:
-            edit.reshape(model)
+        with kept_tied(model):
+            for edit in self.edits:
+                edit.reshape(model)
 
     def to_json(self) -> dict[str, Any]:
         edits = [{"edit": edit.word, **asdict(edit)} for edit in self.edits]  # type: ignore[call-overload]

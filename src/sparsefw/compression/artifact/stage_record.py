@@ -33,6 +33,8 @@ def to_file(record: StageRecord) -> tuple[dict[str, Any], dict[str, Tensor]]:
     sets = [
         {
             "groups": patterns.number_of(tuple((group,) for group in channels.groups)),
+            "heads": channels.is_heads,
+            "constant": channels.leaves_constant,
             "sites": [[site.layer, site.side.value, patterns.number_of(site.slots)] for site in channels.sites],
         }
         for channels in record.channels
@@ -96,7 +98,7 @@ def _channels(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Channe
     groups = tuple(group for (group,) in _slots(tensors, entry["groups"]))
     if any(len(site.slots) != len(groups) for site in sites):
         raise ValueError("sites of different numbers of channels")
-    return Channels(sites, groups)
+    return Channels(sites, groups, is_heads=bool(entry["heads"]), leaves_constant=bool(entry["constant"]))
 
 
 def _slots(tensors: Mapping[str, Tensor], number: Any) -> Slots:

@@ -13,7 +13,6 @@ from sparsefw.compression.in_place.restriction import InPlaceCut, Mask, Restrict
 from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
 from sparsefw.compression.score import RowScores
-from sparsefw.compression.structure.attention import channels_of_heads, known_attention
 from sparsefw.compression.structure.channels import (
     SEPARATE_NORMS,
     Channels,
@@ -22,8 +21,8 @@ from sparsefw.compression.structure.channels import (
     is_norm_of_channels,
 )
 from sparsefw.compression.structure.counted_norms import norm_form
-from sparsefw.compression.structure.layers import AnyConv, axis_of_channels, bare_tensor, groups_of, weight_of
-from sparsefw.compression.structure.surgery import size
+from sparsefw.compression.structure.layers import AnyConv, bare_tensor, groups_of, weight_of
+from sparsefw.compression.structure.surgery import axis_of_bare, size
 from sparsefw.geometry.select import without_smallest_masks
 from sparsefw.layer_types import TRANSPOSED
 
@@ -180,8 +179,8 @@ def _outputs_per_channel(model: nn.Module, layer: str, side: Side, norms: dict[s
             f"{layer} is a {'parameter' if isinstance(bare, nn.Parameter) else 'buffer'} outside of layers"
         )
     module: Any = model.get_submodule(layer)
-    if side == Side.HEADS:
-        raise OnePassError(f"{layer} mixes its heads")
+    if side == Side.IN:
+        raise OnePassError(f"{layer} reads channels that are not 0 where they are silent")
     if isinstance(module, nn.Embedding) or is_norm_of_channels(module):
         return 1
     if side == Side.OUT:
@@ -199,7 +198,7 @@ def _channel_of_position(model: nn.Module, sets: Sequence[Channels], widest: int
     positions: dict[tuple[str, Side], np.ndarray] = {}
     for s, channels in enumerate(sets):
         for site in channels.sites:
-            if site.side == Side.IN:
+            if site.side == Side.COUNT or (site.side == Side.IN and not channels.leaves_constant):
                 continue
             key = (site.layer, site.side)
             if key not in positions:
@@ -213,7 +212,7 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
     """Return the tensors of a layer that silence its channels."""
     bare = bare_tensor(model, layer)  # a scale, an offset or a mask outside of layers
     if bare is not None:
-        axis = axis_of_channels(bare)
+        axis = axis_of_bare(bare, side) if bare.ndim else 0
         owner, _, local = layer.rpartition(".")
         where = () if isinstance(bare, nn.Parameter) else (model.get_submodule(owner), local)
         return [_Target(bare, lambda mask: mask.view([-1 if i == axis else 1 for i in range(bare.ndim)]), *where)]
@@ -224,8 +223,8 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
         return [_Target(vector, _as_it_is) for vector in (module.weight, module.bias)]
     if norm_form(module) is not None:
         return [_Target(vector, _as_it_is) for vector in module.parameters()]
-    if side == Side.HEADS:
-        return [_heads_target(module)]
+    if side == Side.IN:
+        return [_columns_target(module)]
     if side == Side.OUT:
         bias = [] if module.bias is None else [module.bias]
         if norms is None:
@@ -263,11 +262,14 @@ def _rows_target(layer: nn.Module) -> _Target:
     return _Target(weight, shaped)
 
 
-def _heads_target(attention: nn.Module) -> _Target:
-    """The columns of the output projection that read the heads."""
-    weight = weight_of(attention.get_submodule(known_attention(attention).projection))
-    head_of_column = torch.zeros(weight.shape[1], dtype=torch.long)
-    for head in range(known_attention(attention).heads):
-        head_of_column[channels_of_heads(attention, [head])] = head
-    index = head_of_column.to(weight.device)
-    return _Target(weight, lambda mask: mask[index].unsqueeze(0))
+def _columns_target(layer: nn.Module) -> _Target:
+    """What a layer reads from each of its inputs."""
+    weight = weight_of(layer)
+    if isinstance(layer, TRANSPOSED):
+        return _Target(weight, lambda mask: mask.view(-1, *[1] * (weight.ndim - 1)))
+    groups = groups_of(layer)
+    outputs = weight.shape[0] // groups
+    kernel = [1] * (weight.ndim - 2)
+    return _Target(
+        weight, lambda mask: mask.view(groups, -1).repeat_interleave(outputs, 0).view(len(weight), -1, *kernel)
+    )

@@ -18,12 +18,12 @@ from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.cut_network import Solution
 from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES, Observed, RowScores, observe, readers_of, scores_of
 from sparsefw.compression.settings import REMOVED, Selection
-from sparsefw.compression.structure.attention import known_attention
-from sparsefw.compression.structure.channels import Channels, Side, find_channels, outputs_of
+from sparsefw.compression.structure.channels import Channels, Side, outputs_of
 from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.layers import bare_tensor
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
 from sparsefw.compression.structure.surgery import size, zero_filters
+from sparsefw.compression.structure.trace import find_channels
 from sparsefw.geometry.select import smallest_k_indices
 from sparsefw.kinds import FILTERS, HEADS, NEURONS, Kind
 
@@ -50,7 +50,7 @@ class ChannelStage(Stage):
         self.sets = list(sets)
         self.scores = list(scores)
         self.unit_sets = [
-            UnitSet(channels.name, magnitudes, len(set(channels.groups)), _width(model, channels))
+            UnitSet(channels.name, magnitudes, len(set(channels.groups)), _width(channels))
             for channels, magnitudes in zip(sets, scores, strict=True)
         ]
 
@@ -108,10 +108,9 @@ def _is_taken(selection: Selection, channels: Channels) -> bool:
     return all(selection.takes(site.layer) for site in channels.writers)
 
 
-def _width(model: nn.Module, channels: Channels) -> int:
+def _width(channels: Channels) -> int:
     """Return the number of channels in a unit: those of a head, or one."""
-    attention = [site.layer for site in channels.sites if site.side == Side.HEADS]
-    return known_attention(model.get_submodule(attention[0])).size if attention else 1
+    return max((len(slots) for site in channels.readers for slots in site.slots), default=1) if channels.is_heads else 1
 
 
 class RemovedChannels(ChannelStage):
@@ -173,7 +172,7 @@ class MaskedFilters(ChannelStage):
 
 
 class MaskedHeads(ChannelStage):
-    """Heads that nothing reads: their columns of the output projection are 0."""
+    """Heads that nothing reads: what the layers behind the attention read from them is 0."""
 
     layer_word = HEADS.requirement
 
@@ -188,7 +187,11 @@ class MaskedHeads(ChannelStage):
         return sets, untouched
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
-        return [Mute(channels.name, tuple(indices)) for channels, indices in self.removed(counts).items()]
+        return [
+            Mute(site.layer, tuple(sorted(slot for head in heads for slot in site.slots[head])))
+            for channels, heads in self.removed(counts).items()
+            for site in channels.readers
+        ]
 
 
 def _is_asked_for(request: StageRequest, channels: Channels) -> bool:
@@ -223,7 +226,7 @@ def _kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
 
     Channels that a norm over channels sees, such as a layer norm, are the width of a residual stream: filters.
     """
-    if any(site.side == Side.HEADS for site in channels.writers):
+    if channels.is_heads:
         return HEADS
     modules = [model.get_submodule(site.layer) for site in channels.writers]
     is_stream = any(

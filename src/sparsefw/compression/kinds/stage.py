@@ -18,7 +18,6 @@ from sparsefw.compression.recovery.calibration import Calibration
 from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
-from sparsefw.compression.structure.attention import rows_of_heads
 from sparsefw.compression.structure.channels import Channels, Side, is_norm_of_channels
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
@@ -226,9 +225,6 @@ def kept_rows(dense: nn.Module, edits: Sequence[Edit]) -> dict[str, list[int]]:
             continue
         if edit.side == Side.OUT:
             rows[edit.layer] = list(edit.kept)
-        elif edit.side == Side.HEADS:
-            by_layer = rows_of_heads(modules[edit.layer], edit.kept)
-            rows |= {f"{edit.layer}.{layer}": outputs for layer, outputs in by_layer.items()}
         elif edit.side == Side.EACH:
             module = modules.get(edit.layer)  # None for a bare parameter
             if isinstance(module, AnyConv):

@@ -6,14 +6,11 @@ compression it is replaced by PlainAttention, which computes the same from four 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsefw.compression.structure.layers import is_customised, replace_module
-from sparsefw.kinds.heads import Attention, attention_of
 
 
 class PlainAttention(nn.Module):
@@ -170,36 +167,3 @@ def _empty_like(old: nn.MultiheadAttention, bias: bool) -> PlainAttention:
         batch_first=old.batch_first,
         dropout=old.dropout,
     ).to(old.out_proj.weight)
-
-
-def heads_of(module: nn.Module) -> int:
-    """Return the number of heads of an attention module whose heads can be removed; 0 for any other module.
-
-    It is 0 for nn.MultiheadAttention, which is replaced first.
-    """
-    attention = None if isinstance(module, nn.MultiheadAttention) else attention_of(module)
-    return 0 if attention is None else attention.heads
-
-
-def known_attention(module: nn.Module) -> Attention:
-    """Return how an attention module is built whose heads can be removed."""
-    attention = attention_of(module)
-    assert attention is not None
-    return attention
-
-
-def channels_of_heads(module: nn.Module, heads: Sequence[int]) -> list[int]:
-    """Return the channels of these heads among the inputs of the output projection."""
-    size = known_attention(module).size
-    return [head * size + i for head in heads for i in range(size)]
-
-
-def rows_of_heads(module: nn.Module, heads: Sequence[int]) -> dict[str, list[int]]:
-    """Map the layers that compute queries, keys and values to their outputs that belong to these heads."""
-    attention = known_attention(module)
-    channels = channels_of_heads(module, heads)
-    if len(attention.inputs) == 3:
-        return dict.fromkeys(attention.inputs, channels)
-    (joint,) = attention.inputs
-    width = attention.heads * attention.size
-    return {joint: [part * width + channel for part in range(3) for channel in channels]}

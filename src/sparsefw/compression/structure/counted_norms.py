@@ -20,14 +20,16 @@ class NormForm(NamedTuple):
 
     axis             of the channels, 1 or -1
     centred          whether the mean is subtracted
-    over_positions   whether all axes but the first are averaged over, as in a group norm of one group
+    over_positions   whether all axes but the first are averaged over, as in a group norm
     eps              added to the variance; None: that of the type of number
+    groups           of channels, each of which is a norm of its own
     """
 
     axis: int
     centred: bool
     over_positions: bool
     eps: float | None
+    groups: int = 1
 
 
 class CountedNorm(nn.Module):
@@ -41,9 +43,11 @@ class CountedNorm(nn.Module):
         self.form = form
 
     def forward(self, x: Tensor) -> Tensor:
-        axis, centred, over_positions, eps = self.form
+        axis, centred, over_positions, eps, groups = self.form
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        axes = list(range(1, x.ndim)) if over_positions else [axis]
+        if groups > 1:
+            wide = wide.unflatten(1, (groups, -1))
+        axes = list(range(2 if groups > 1 else 1, wide.ndim)) if over_positions else [axis]
         share = len(self.weight) / self.count
         mean = wide.mean(axes, keepdim=True) * share if centred else 0.0
         deviation = wide - mean
@@ -52,7 +56,7 @@ class CountedNorm(nn.Module):
             variance = variance + (1 - share) * mean**2
         scale = (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
         shape = (-1,) if axis == -1 else (-1, *[1] * (x.ndim - 2))
-        y = deviation * scale * self.weight.view(shape)
+        y = (deviation * scale).reshape(x.shape) * self.weight.view(shape)
         return (y if self.bias is None else y + self.bias.view(shape)).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -79,9 +83,11 @@ def norm_form(module: Any) -> NormForm | None:
         return None
     is_group = isinstance(module, nn.GroupNorm)
     centred = "rms" not in name and "t5" not in name
-    if centred and not isinstance(module, nn.LayerNorm) and not (is_group and module.num_groups == 1):
+    if centred and not is_group and "layernorm" not in name:
         return None
-    return NormForm(1 if is_group or "2d" in name else -1, centred, is_group, _eps(module))
+    first = is_group or "2d" in name or getattr(module, "data_format", "") == "channels_first"
+    groups = module.num_groups if is_group else 1
+    return NormForm(1 if first else -1, centred, is_group, _eps(module), groups)
 
 
 def counted(module: Any, form: NormForm) -> CountedNorm:

@@ -5,20 +5,23 @@ follow the data: reshaping, slicing, permuting or concatenating a tensor does th
 two tensors makes the labels that meet equal (union-find); a layer that reads a tensor records which label arrives at which
 of its inputs. In the end a label stands for everything that must be removed together.
 
-Nothing is guessed. Labels are *fixed*, with a reason, where an operation mixes channels (a mean over them, a LayerNorm), where
-a constant or the model's output depends on their number, and where an operation has no rule here.
+Heads of attention are found in the same way. Queries, keys and values are laid out on a grid of heads and channels; the product
+of queries and keys mixes the channels of a head and nothing else, so it makes their labels equal: a label of each head is left.
+
+Nothing is guessed. Labels are *fixed*, with a reason, where an operation mixes all channels (a mean over them), where a constant
+or the model's output depends on their number, and where an operation has no rule (operations.py). What code relies on beyond
+that is noted while it runs and judged when all labels are known: grids, parts taken by position, and numbers in modules.
 
 Labels are compact: an axis along which all labels are equal has length 1. The labels of a feature map are (1, C, 1, 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,14 +29,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.compression.reasons import Cause, Reason, because
 
+if TYPE_CHECKING:
+    from sparsefw.compression.structure.operations import Rule
+
 Array = npt.NDArray[np.int64]
+
+NEUTRAL = 0  # the label of entries that belong to no channel, whatever their number, such as a sum over all channels
 
 
 class Labels:
-    """Union-find over labels 0, 1, ...; a class of equal labels is fixed by the first reason that is given for one of them."""
+    """Union-find over labels 1, 2, ...; a class of equal labels is fixed by the first reason that is given for one of them.
+
+    The label NEUTRAL is equal to no other, and never fixed.
+    """
 
     def __init__(self) -> None:
-        self._parent: list[int] = []
+        self._parent: list[int] = [NEUTRAL]
         self._reason: dict[int, Reason] = {}
 
     def fresh(self, count: int) -> Array:
@@ -49,21 +60,35 @@ class Labels:
             label = self._parent[label]
         return label
 
+    def classes(self, labels: Array) -> Array:
+        """Return the representatives of the classes of these labels, in the same places."""
+        distinct, places = np.unique(labels, return_inverse=True)
+        return np.array([self.find(int(label)) for label in distinct], dtype=np.int64)[places.reshape(labels.shape)]
+
     def unite(self, a: Array, b: Array) -> None:
         """Make labels at the same place equal, after broadcasting."""
         if a.shape == b.shape and np.array_equal(a, b):
             return
-        pairs = np.stack([side.ravel() for side in np.broadcast_arrays(a, b)], axis=1)
-        for first, second in np.unique(pairs, axis=0):
-            first, second = self.find(int(first)), self.find(int(second))
-            if first != second:
+        first_side, second_side = (side.ravel() for side in np.broadcast_arrays(a, b))
+        pairs = np.unique(first_side * len(self._parent) + second_side)
+        for pair in pairs.tolist():
+            first, second = (self.find(label) for label in divmod(pair, len(self._parent)))
+            if first != second and NEUTRAL not in (first, second):
                 self._parent[second] = first
                 if second in self._reason:
                     self._reason.setdefault(first, self._reason[second])
 
+    def sizes(self) -> dict[int, int]:
+        """Return how many labels each class has, by its representative."""
+        sizes: dict[int, int] = {}
+        for label in range(len(self._parent)):
+            representative = self.find(label)
+            sizes[representative] = sizes.get(representative, 0) + 1
+        return sizes
+
     def fix(self, labels: Array, reason: Reason) -> None:
         """Keep these labels, and all that are equal to them, from being removed."""
-        for label in np.unique(labels):
+        for label in np.unique(labels[labels != NEUTRAL]):
             self._reason.setdefault(self.find(int(label)), reason)
 
     def reason(self, label: int) -> Reason | None:
@@ -74,21 +99,82 @@ class Labels:
 def compact(labels: Array) -> Array:
     """Return the labels with length 1 along every axis on which they are equal."""
     for axis in range(labels.ndim):
-        first = labels.take([0], axis=axis)
-        if labels.shape[axis] > 1 and bool((labels == first).all()):
-            labels = first
+        if labels.shape[axis] > 1:
+            first = labels.take([0], axis=axis)
+            labels = first if bool((labels == first).all()) else labels
     return labels
 
 
-class Tracer(TorchDispatchMode):
-    """Follows labels through every tensor operation outside of the layers that have their own rule (channels.py)."""
+def is_neutral(labels: Array | None) -> bool:
+    return labels is not None and not labels.any()
 
-    def __init__(self, labels: Labels, bare_labels: Callable[[Tensor], Array | None]) -> None:
+
+def varying(labels: Array) -> list[int]:
+    """Return the axes along which compact labels differ."""
+    return [axis for axis, length in enumerate(labels.shape) if length > 1]
+
+
+class Grid(NamedTuple):
+    """Labels along several axes of a tensor. In the end they may differ along one axis only, and not along a pinned one.
+
+    Channels that are removed are then whole slices of the grid: a grid with holes is not a tensor.
+    """
+
+    labels: Array
+    pinned: frozenset[int]
+
+
+class Parts(NamedTuple):
+    """Labels of an axis that is taken apart by position, and the part of each. All parts must lose the same number.
+
+    reason   why the channels stay if that cannot be
+    """
+
+    labels: Array
+    part: Array
+    reason: Reason
+
+
+class Mixture(NamedTuple):
+    """A label of a mean over channels and the like: if anything uses it, the channels stay, for this reason."""
+
+    label: int
+    channels: Array
+    reason: Reason
+
+
+class Number(NamedTuple):
+    """An integer in a module by which its code lays out a tensor: the length of this axis of a grid, or of a range of it.
+
+    labels   of the tensor
+    axis     the axis of the labels that it counts
+    """
+
+    module: str
+    attribute: str
+    labels: Array
+    axis: int
+
+
+class Tracer(TorchDispatchMode):
+    """Follows labels through every tensor operation outside of the layers that have their own rule (trace.py)."""
+
+    def __init__(
+        self, labels: Labels, bare_labels: Callable[[Tensor], Array | None], rules: Mapping[str, Rule], unknown: Rule
+    ) -> None:
         super().__init__()
         self.labels = labels
         self.inside_layers = 0  # above 0 while a layer with its own rule runs
+        self.grids: list[Grid] = []
+        self.parts: list[Parts] = []
+        self.mixtures: list[Mixture] = []
+        self.numbers: list[Number] = []
+        self.heads: list[Array] = []  # labels along the axis of heads of a product of activations
+        self.numbers_of_code: Callable[[int, bool | None], list[tuple[str, str]]] = lambda value, last: []
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._bare_labels = bare_labels
+        self._rules = rules
+        self._unknown = unknown
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return the labels of a tensor; None for inputs and constants, which have none."""
@@ -99,9 +185,41 @@ class Tracer(TorchDispatchMode):
         return self._of.get(tensor)
 
     def set(self, tensor: Tensor, labels: Array) -> None:
-        if sum(length > 1 for length in labels.shape) > 1:  # a grid with holes is not a tensor
-            self.labels.fix(labels, because(Cause.TWO_AXES))
+        if len(varying(labels)) > 1:
+            self.grids.append(Grid(labels, frozenset()))
         self._of[tensor] = labels
+
+    def pin(self, labels: Array, axes: Iterable[int]) -> None:
+        """Note that code relies on the length of these axes of a grid."""
+        self.grids.append(Grid(labels, frozenset(axes)))
+
+    def tie(self, labels: Array, axes: Iterable[int], reason: Reason) -> Array:
+        """Return what becomes of labels if the entries along these axes are mixed.
+
+        If they also differ along another axis, entries that are mixed become one label, such as that of a head. If not, all
+        channels are mixed with each other: they are fixed.
+        """
+        mixed = [axis for axis in axes if labels.shape[axis] > 1]
+        if not mixed:
+            return labels
+        if len(varying(labels)) == len(mixed):
+            self.labels.fix(labels, reason)
+            return labels
+        first = labels
+        for axis in mixed:
+            first = first.take([0], axis=axis)
+        self.labels.unite(labels, first)
+        return first
+
+    def count(self, value: int, labels: Array, axis: int, last: bool | None = None) -> bool:
+        """Note that the module whose code runs may hold this length of an axis of labels; return whether it does.
+
+        last: whether it is the last of the axes of this length in a grid, which a module calls a dimension or size; None: the
+        only one.
+        """
+        names = self.numbers_of_code(value, last)
+        self.numbers += [Number(module, attribute, labels, axis) for module, attribute in names]
+        return bool(names)
 
     def fix(self, tensors: Iterable[Any], reason: Reason) -> None:
         for tensor in tensors:
@@ -115,221 +233,42 @@ class Tracer(TorchDispatchMode):
             name = func.overloadpacket.__name__.rstrip("_")  # operations in place have the same rules
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(self.of(t) is not None for t in inputs):
-                RULES.get(name, _unknown)(self, func, args, kwargs or {}, out)
+                self._rules.get(name, self._unknown)(self, func, args, kwargs or {}, out)
         return out
 
+    def mixed(self, labels: Array, reason: Reason) -> Array:
+        """Return the label of a mixture of all of these channels, along the axes that labels have."""
+        label = self.labels.fresh(1)
+        self.mixtures.append(Mixture(int(label[0]), labels, reason))
+        return label.reshape((1,) * labels.ndim)
 
-Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
+    def judge_mixtures(self, read: Iterable[Array]) -> None:
+        """Fix the channels of mixtures that are used: read by a layer, met by other labels, or fixed themselves.
 
+        read: the labels that layers read.
+        """
+        if not self.mixtures:
+            return
+        seen = self.labels.sizes()
+        is_read = {label for labels in read for label in np.unique(labels).tolist()}
+        for label, channels, reason in reversed(self.mixtures):  # one may be part of a later one
+            if seen[self.labels.find(label)] > 1 or label in is_read or self.labels.reason(label) is not None:
+                self.labels.fix(channels, reason)
 
-def _unknown(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    operation = func.overloadpacket.__name__
-    tracer.fix(tree_leaves((args, kwargs)), because(Cause.UNKNOWN_OPERATION, operation=operation))
-
-
-def _same(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entry by entry: the labels stay. (removal.py checks on the numbers whether a zero stays a zero.)"""
-    labels = tracer.of(args[0])
-    if labels is not None:
-        tracer.set(tree_leaves(out)[0], labels)
-
-
-def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entries of several tensors meet: their labels become equal, unless one value is spread over the channels of another."""
-    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    shapes = {id(t): (1,) * (out.ndim - t.ndim) + tuple(t.shape) for t in tensors}
-    known = [
-        (t, labels.reshape((1,) * (out.ndim - labels.ndim) + labels.shape))
-        for t in tensors
-        if (labels := tracer.of(t)) is not None
-    ]
-    merged: Array | None = None
-    for t, labels in sorted(known, key=lambda pair: (-pair[0].numel(), -pair[1].size)):
-        if merged is None:
-            merged = labels
-        elif merged.size > 1 and _spread(shapes[id(t)], merged):
-            tracer.labels.fix(labels, because(Cause.SCALES_MANY))
-        else:
-            tracer.labels.unite(merged, labels)
-            merged = np.broadcast_arrays(merged, labels)[0]
-    assert merged is not None
-    for t in tensors:
-        if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
-            tracer.labels.fix(merged, because(Cause.MEETS_FIXED_SIZE))
-    tracer.set(out, compact(np.ascontiguousarray(merged)))
+    def judge_grids(self) -> None:
+        """Fix the labels of grids that would get holes."""
+        for labels, pinned in self.grids:
+            classes = compact(self.labels.classes(labels))
+            axes = varying(classes)
+            if len(axes) > 1:
+                self.labels.fix(labels, because(Cause.TWO_AXES))
+            elif pinned.intersection(axes):
+                self.labels.fix(labels, because(Cause.TAKEN_APART))
 
 
-def _spread(shape: Sequence[int], labels: Array) -> bool:
-    """Return whether a tensor of this shape has length 1 along every axis along which the labels differ."""
-    return all(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
-
-
-def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
-    """Return the labels of the outputs: the operation applied to the labels of its inputs."""
-
-    def full(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(full(v) for v in value)
-        if not isinstance(value, Tensor):
-            return value
-        labels = tracer.of(value)
-        if labels is None:
-            labels = tracer.labels.fresh(1).reshape((1,) * value.ndim)
-            tracer.labels.fix(labels, because(Cause.JOINED_WITH_FIXED_SIZE))
-        return torch.from_numpy(np.array(labels, order="C")).expand(value.shape).contiguous()
-
-    moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
-    return [compact(labels.numpy()) for labels in tree_leaves(moved)]
-
-
-def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Entries change places: the same operation moves their labels. Labels that meet unlabelled entries are fixed."""
-    for result, labels in zip(tree_leaves(out), _moved(tracer, func, args, kwargs), strict=True):
-        tracer.set(result, labels)
-
-
-def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Tensors side by side. Along an axis other than the channels, such as tokens, channel i of one is channel i of all."""
-    (labels,) = _moved(tracer, func, args, kwargs)
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    if labels.shape[axis] > 1 and labels.size > labels.shape[axis]:
-        first = labels.take([0], axis=axis)
-        tracer.labels.unite(labels, first)
-        labels = first
-    tracer.set(out, labels)
-
-
-def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Parts of a tensor by position, or the tensor rolled or shuffled: along the channels, this depends on their number."""
-    labels = tracer.of(args[0])
-    assert labels is not None
-    name = func.overloadpacket.__name__
-    position = 1 if name in ("slice", "select", "unbind") else 2
-    reordered = name.endswith(("roll", "shuffle"))
-    axes = kwargs.get("dim", args[position] if len(args) > position else range(labels.ndim) if reordered else 0)
-    changed = reordered or any(t.shape != args[0].shape for t in tree_leaves(out))
-    if changed and any(labels.shape[axis] > 1 for axis in ([axes] if isinstance(axes, int) else axes)):
-        tracer.labels.fix(labels, because(Cause.TAKEN_APART))
-    _move(tracer, func, args, kwargs, out)
-
-
-def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Windows over the axes behind the channels, one channel at a time. (Pooling channels_last ends in as_strided.)"""
-    labels = tracer.of(args[0])
-    first = tree_leaves(out)[0]
-    if labels is None or any(length > 1 for length in labels.shape[2:]):
-        return _unknown(tracer, func, args, kwargs, out)
-    tracer.set(first, labels)
-
-
-def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Padding around the channels leaves them as they are; padded channels have no layer that writes them."""
-    labels = tracer.of(args[0])
-    assert labels is not None
-    amounts = list(args[1])
-    for i in range(0, len(amounts), 2):
-        axis = labels.ndim - 1 - i // 2
-        if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # negative padding cuts channels off
-            return tracer.labels.fix(labels, because(Cause.TAKEN_APART))
-        if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
-            nothing = tracer.labels.fresh(1)
-            tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
-            width = [(0, 0)] * labels.ndim
-            width[axis] = (amounts[i], amounts[i + 1])
-            labels = np.pad(labels, width, constant_values=nothing[0])
-    tracer.set(out, labels)
-
-
-def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """A reduction over axes: channels that are mixed with each other are fixed."""
-    labels = tracer.of(args[0])
-    result = tree_leaves(out)[0]
-    position = 2 if "norm" in func.overloadpacket.__name__ else 1  # the order of a norm comes first
-    dims = kwargs.get("dim", args[position] if len(args) > position else None)
-    if labels is None:
-        return _unknown(tracer, func, args, kwargs, out)
-    axes = (
-        range(labels.ndim)
-        if dims is None or dims == []
-        else [d % labels.ndim for d in ([dims] if isinstance(dims, int) else dims)]
-    )
-    if any(labels.shape[axis] > 1 for axis in axes):
-        tracer.labels.fix(labels, _mixed(func))
-        return
-    kept = labels if result.ndim == labels.ndim else labels.squeeze(tuple(axes))
-    tracer.set(result, kept.reshape(kept.shape if kept.ndim == result.ndim else (1,) * result.ndim))
-
-
-def _mixed(func: Any) -> Reason:
-    return because(Cause.MIXED, operation=func.overloadpacket.__name__.strip("_"))
-
-
-def _along(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Softmax, cumsum: every output entry depends on several entries along one axis."""
-    labels = tracer.of(args[0])
-    assert labels is not None
-    if labels.shape[args[1] % labels.ndim] > 1:
-        tracer.labels.fix(labels, _mixed(func))
-    tracer.set(out, labels)
-
-
-def _product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """A matrix product of activations: channels that are summed over are fixed; columns of the right factor stay columns."""
-    *added, left, right = [t for t in args if isinstance(t, Tensor)]
-    tracer.fix(added, because(Cause.USED_OUTSIDE))
-    a, b = tracer.of(left), tracer.of(right)
-    if a is not None:
-        tracer.labels.fix(a, because(Cause.SUMMED_BY_PRODUCT))
-    if b is not None:
-        if b.ndim >= 2 and b.shape[-2] == 1 and (a is None or a.size == 1) and b.ndim == out.ndim:
-            tracer.set(out, b)
-        else:
-            tracer.labels.fix(b, because(Cause.SUMMED_BY_PRODUCT))
-
-
-def _attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Channels of queries and keys are summed over; those of values stay, unless they are split into heads."""
-    tracer.fix(args[:2], because(Cause.SUMMED_BY_ATTENTION))
-    labels = tracer.of(args[2])
-    if labels is not None and labels.size == labels.shape[-1]:
-        tracer.set(tree_leaves(out)[0], labels)
-    else:
-        tracer.fix(args[2:3], because(Cause.SPLIT_INTO_HEADS))
-
-
-_NAMES: dict[Rule, str] = {
-    _same: """
-        relu hardtanh relu6 silu gelu sigmoid hardsigmoid hardswish tanh leaky_relu elu selu celu softplus mish neg exp sqrt
-        rsqrt reciprocal abs clamp clamp_min clamp_max to _to_copy clone detach alias contiguous lift_fresh log log1p erf sin
-        cos square sign round floor ceil trunc expm1 tan atan threshold hardshrink softshrink logical_not nan_to_num dropout
-        native_dropout
-    """,
-    _meet: """
-        add sub mul div maximum minimum where pow lerp addcmul addcdiv rsub gt ge lt le eq ne masked_fill logical_and
-        logical_or
-    """,
-    _move: """
-        view _unsafe_view reshape _reshape_alias permute transpose t expand unsqueeze squeeze repeat flip movedim
-        flatten unflatten pixel_shuffle pixel_unshuffle swapaxes
-    """,
-    _join: "cat stack",
-    _part: "slice select split split_with_sizes unbind chunk narrow roll channel_shuffle native_channel_shuffle",
-    _pool: """
-        max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
-        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
-        upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
-        replication_pad1d replication_pad2d replication_pad3d as_strided
-    """,
-    _pad: "constant_pad_nd",
-    _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
-    _along: "_softmax softmax _log_softmax log_softmax cumsum",
-    _product: "mm bmm addmm baddbmm matmul",
-    _attend: """
-        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention scaled_dot_product_attention
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
-        _scaled_dot_product_fused_attention_overrideable
-    """,
-}
-RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
+def slots_of(number: Number, labels: Labels) -> Sequence[int]:
+    """Return the class at each position of the axis that the number counts; empty if the classes do not differ there."""
+    classes = compact(labels.classes(number.labels))
+    if varying(classes) != [number.axis]:
+        return ()
+    return classes.ravel().tolist()

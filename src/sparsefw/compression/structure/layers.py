@@ -109,10 +109,14 @@ def bare_tensor(model: nn.Module, name: str) -> Tensor | None:
 
 
 def axis_of_channels(bare: Tensor) -> int | None:
-    """Return the axis of channels in a tensor outside of layers: its only long one, or that of (1, positions, channels)."""
+    """Return the axis of channels in a tensor outside of layers: its only long one, or the last of a table.
+
+    A table is (rows, channels) or (1, positions, channels).
+    """
     long = [axis for axis, length in enumerate(bare.shape) if length > 1]
     if len(long) > 1:
-        return 2 if bare.ndim == 3 and long == [1, 2] else None
+        is_table = bare.ndim == 2 or (bare.ndim == 3 and long == [1, 2])
+        return bare.ndim - 1 if is_table else None
     return long[0] if long else 0
 
 
@@ -137,6 +141,12 @@ def shared_layers(model: nn.Module) -> dict[str, str]:
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of the one of this name."""
+    owner, _, local = name.rpartition(".")
+    setattr(model.get_submodule(owner), local, new)
+
+
+def replace_parameter(model: nn.Module, name: str, new: nn.Parameter) -> None:
+    """Put another parameter in the place of the one of this name."""
     owner, _, local = name.rpartition(".")
     setattr(model.get_submodule(owner), local, new)
 

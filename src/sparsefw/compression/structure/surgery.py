@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.structure.attention import channels_of_heads, known_attention, rows_of_heads
 from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
 from sparsefw.compression.structure.layers import (
@@ -20,18 +19,19 @@ from sparsefw.compression.structure.layers import (
     replace_module,
     weight_of,
 )
+from sparsefw.compression.structure.numbers import number_of, set_number
 from sparsefw.layer_types import TRANSPOSED
-
-_WIDTHS = ("dim", "width", "hidden", "embed", "channels", "d_model")  # in names of numbers of channels
 
 
 def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
     """Keep exactly these channels on one side of a layer."""
     if not kept or max(kept) >= size(model, name, side):
         raise IndexError(f"{name} has {size(model, name, side)} {side} channels and cannot keep {list(kept[-3:])}")
-    if side == Side.EACH and bare_tensor(model, name) is not None:
+    if side == Side.COUNT:
+        return set_number(model, name, len(kept))
+    if side in (Side.EACH, Side.ROWS) and bare_tensor(model, name) is not None:
         owner, _, local = name.rpartition(".")
-        return _keep_entries(model.get_submodule(owner), local, kept)
+        return _keep_entries(model.get_submodule(owner), local, side, kept)
     module = model.get_submodule(name)
     form = norm_form(module)
     if form is not None and not isinstance(module, CountedNorm):
@@ -45,16 +45,16 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
 
 def size(model: nn.Module, name: str, side: str) -> int:
     """Return how many channels a layer has on a side."""
+    if side == Side.COUNT:
+        return number_of(model, name)
     bare = bare_tensor(model, name)
-    if side == Side.EACH and bare is not None:
-        return bare.shape[_axis(bare)] if bare.ndim else 1
+    if side in (Side.EACH, Side.ROWS) and bare is not None:
+        return bare.shape[axis_of_bare(bare, side)] if bare.ndim else 1
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
         return module.embedding_dim
     if norm_form(module) is not None or is_frozen_norm(module):
         return len(_tensor(module, "weight"))
-    if side == Side.HEADS:
-        return known_attention(module).heads
     if isinstance(module, nn.Linear):
         return module.out_features if side == Side.OUT else module.in_features
     if isinstance(module, AnyConv):
@@ -118,43 +118,30 @@ def keep_each(module: nn.Module, kept: list[int]) -> None:
         module.num_parameters = len(kept)
 
 
-def keep_heads(module: nn.Module, kept: list[int]) -> None:
-    rows = rows_of_heads(module, kept)
-    channels = channels_of_heads(module, kept)
-    projection = known_attention(module).projection
-    for name, outputs in rows.items():
-        keep_out(module.get_submodule(name), outputs)
-    keep_in(module.get_submodule(projection), channels)
-    module.num_heads = len(kept)  # type: ignore[assignment]
-    if hasattr(module, "attn_dim"):
-        module.attn_dim = len(channels)  # type: ignore[assignment]
-
-
 _KEEP: dict[str, Callable[[nn.Module, list[int]], None]] = {
     Side.OUT: keep_out,
     Side.IN: keep_in,
     Side.EACH: keep_each,
-    Side.HEADS: keep_heads,
 }
 
 
 def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) -> None:
-    """Silence channels on one side of a layer, in place: filters, biases and outputs of norms are 0; readers stay."""
-    if side == Side.IN:
+    """Silence channels on one side of a layer, in place: filters, biases and outputs of norms are 0, and what reads them."""
+    if side == Side.COUNT:
         return
     bare = bare_tensor(model, name)  # a scale, an offset or a mask outside of layers
     with torch.no_grad():
         if bare is not None:
             index = torch.as_tensor(positions, dtype=torch.long, device=bare.device)
-            bare.index_fill_(_axis(bare), index, 0) if bare.ndim else bare.zero_()
+            bare.index_fill_(axis_of_bare(bare, side), index, 0) if bare.ndim else bare.zero_()
             return
         module: Any = model.get_submodule(name)
-        if side == Side.OUT:
+        if side == Side.IN:
+            zero_inputs(module, positions)
+        elif side == Side.OUT:
             zero_filters(module, positions)
             if module.bias is not None:
                 module.bias[positions] = 0
-        elif side == Side.HEADS:
-            zero_heads(module, positions)
         elif isinstance(module, nn.Embedding):
             module.weight[:, positions] = 0
         elif is_frozen_norm(module):
@@ -174,11 +161,17 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
             module.bias[[p * times + i for p in positions for i in range(times)]] = 0
 
 
-def zero_heads(module: nn.Module, heads: Sequence[int]) -> None:
-    """Zero the columns of an attention module's output projection that read these heads, in place."""
-    projection = module.get_submodule(known_attention(module).projection)
+def zero_inputs(layer: nn.Module, inputs: Sequence[int]) -> None:
+    """Zero what a layer reads from these inputs, in place."""
+    weight = weight_of(layer)
+    groups = groups_of(layer)
     with torch.no_grad():
-        weight_of(projection)[:, channels_of_heads(module, heads)] = 0
+        if isinstance(layer, TRANSPOSED):
+            weight[list(inputs)] = 0
+            return
+        by_group = weight.view(groups, -1, *weight.shape[1:])
+        for i in inputs:
+            by_group[i // weight.shape[1], :, i % weight.shape[1]] = 0
 
 
 def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:
@@ -201,26 +194,14 @@ def take(tensor: Tensor, axis: int, indices: Sequence[int]) -> Tensor:
     return taken.contiguous(memory_format=torch.channels_last if is_channels_last(tensor) else torch.contiguous_format)
 
 
-def _keep_entries(owner: nn.Module, local: str, kept: Sequence[int]) -> None:
+def _keep_entries(owner: nn.Module, local: str, side: str, kept: Sequence[int]) -> None:
     tensor = _tensor(owner, local)
-    axis = _axis(tensor)
-    count = tensor.shape[axis] if tensor.ndim else 1
-    _set(owner, local, take(tensor, axis, kept))
-    _tell_count(owner, count, len(kept))
+    _set(owner, local, take(tensor, axis_of_bare(tensor, side), kept))
 
 
-def _tell_count(owner: nn.Module, before: int, now: int) -> None:
-    """Correct the numbers by which the code of a module reshapes channels, such as hidden_dim=64 or shape=(64, 1, 1)."""
-    for name, value in list(vars(owner).items()):
-        if type(value) is tuple and value.count(before) == 1 and all(type(length) is int for length in value):
-            setattr(owner, name, tuple(now if length == before else length for length in value))
-        elif type(value) is int and value == before and any(word in name for word in _WIDTHS):
-            setattr(owner, name, now)
-
-
-def _axis(bare: Tensor) -> int:
+def axis_of_bare(bare: Tensor, side: str) -> int:
     """Return the axis of the channels in a tensor outside of layers."""
-    axis = axis_of_channels(bare)
+    axis = 0 if side == Side.ROWS else axis_of_channels(bare)
     assert axis is not None
     return axis
 

@@ -1,0 +1,400 @@
+"""Operations: what every tensor operation does to labels, a rule for each. An operation without a rule fixes what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.structure.labels import NEUTRAL, Array, Parts, Tracer, compact, is_neutral, varying
+
+Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
+
+
+def unknown(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    operation = func.overloadpacket.__name__
+    tracer.fix(tree_leaves((args, kwargs)), because(Cause.UNKNOWN_OPERATION, operation=operation))
+
+
+def _same(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entry by entry: the labels stay. (removal.py checks on the numbers whether a zero stays a zero.)"""
+    labels = tracer.of(args[0])
+    if labels is not None:
+        tracer.set(tree_leaves(out)[0], labels)
+
+
+def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries of several tensors meet: their labels become equal, unless one value is spread over the channels of another.
+
+    A tensor that differs along some axes of a grid only, such as positions that all heads share, keeps the length of these.
+    """
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    shapes = {id(t): (1,) * (out.ndim - t.ndim) + tuple(t.shape) for t in tensors}
+    known = [
+        (t, labels.reshape((1,) * (out.ndim - labels.ndim) + labels.shape))
+        for t in tensors
+        if (labels := tracer.of(t)) is not None and not is_neutral(labels)
+    ]
+    merged: Array | None = None
+    for t, labels in sorted(known, key=lambda pair: (-pair[0].numel(), -pair[1].size)):
+        if merged is None:
+            merged = labels
+        elif merged.size > 1 and _spread(shapes[id(t)], merged):
+            tracer.labels.fix(labels, because(Cause.SCALES_MANY))
+        elif varying(labels) and labels.size > 1 and _is_shared(shapes[id(t)], merged):
+            tracer.pin(merged, varying(labels))
+            tracer.labels.fix(labels, because(Cause.SHARED_BY_HEADS))
+        else:
+            tracer.labels.unite(merged, labels)
+            merged = np.broadcast_arrays(merged, labels)[0]
+    if merged is None:
+        return tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
+    for t in tensors:
+        if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
+            _meet_constant(tracer, shapes[id(t)], merged)
+    tracer.set(out, compact(np.ascontiguousarray(merged)))
+
+
+def _meet_constant(tracer: Tracer, shape: Sequence[int], labels: Array) -> None:
+    """Labels meet a tensor that depends on their number, or on that of an axis: fixed, unless the module holds the number."""
+    axes = [axis for axis in varying(labels) if shape[axis] > 1]
+    if len(axes) < len(varying(labels)):
+        return tracer.pin(labels, axes)
+    counted = [tracer.count(labels.shape[axis], labels, axis) for axis in axes]
+    if not all(counted):
+        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE))
+
+
+def _spread(shape: Sequence[int], labels: Array) -> bool:
+    """Return whether a tensor of this shape has length 1 along every axis along which the labels differ."""
+    return all(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
+
+
+def _is_shared(shape: Sequence[int], labels: Array) -> bool:
+    """Return whether a tensor of this shape has length 1 along some of the axes along which the labels differ."""
+    return any(length == 1 for length, different in zip(shape, labels.shape, strict=True) if different > 1)
+
+
+def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Array]:
+    """Return the labels of the outputs: the operation applied to the labels of its inputs."""
+
+    def full(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(full(v) for v in value)
+        if not isinstance(value, Tensor):
+            return value
+        labels = tracer.of(value)
+        if labels is None:
+            labels = tracer.labels.fresh(1).reshape((1,) * value.ndim)
+            tracer.labels.fix(labels, because(Cause.JOINED_WITH_FIXED_SIZE))
+        return torch.from_numpy(np.array(labels, order="C")).expand(value.shape).contiguous()
+
+    moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
+    return [compact(labels.numpy()) for labels in tree_leaves(moved)]
+
+
+def _move(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries change places: the same operation moves their labels. Labels that meet unlabelled entries are fixed."""
+    for result, labels in zip(tree_leaves(out), _moved(tracer, func, args, kwargs), strict=True):
+        tracer.set(result, labels)
+
+
+def _lay_out(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A shape with other axes: their lengths may be numbers of the module, such as that of its heads."""
+    (labels,) = _moved(tracer, func, args, kwargs)
+    axes = varying(labels)
+    lengths = [out.shape[axis] for axis in axes]
+    for axis, length in zip(axes, lengths, strict=True):
+        last = None if lengths.count(length) == 1 else axis == axes[-1]
+        tracer.count(length, labels, axis, last)
+    tracer.set(out, labels)
+
+
+def _like(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A constant of the shape of another tensor, however many channels that has."""
+    tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
+
+
+def _indexed(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries chosen by position, such as biases of attention from a table: the axes of choice keep their length."""
+    labels = tracer.of(args[0])
+    if labels is None:
+        return unknown(tracer, func, args, kwargs, out)
+    if func.overloadpacket.__name__ == "index_select":
+        chosen = [args[1] % labels.ndim]
+    else:
+        masks = any(index is not None and index.dtype == torch.bool for index in args[1])
+        chosen = list(range(labels.ndim)) if masks else [i for i, index in enumerate(args[1]) if index is not None]
+    if not _keep_length(tracer, labels, chosen):
+        return
+    whole = torch.from_numpy(np.array(labels, order="C")).expand(args[0].shape)
+    tracer.set(out, compact(func(whole, *args[1:], **kwargs).numpy()))
+
+
+def _keep_length(tracer: Tracer, labels: Array, axes: Sequence[int]) -> bool:
+    """Keep the length of these axes: pin them where labels differ along another axis as well, else fix all labels."""
+    axes = [axis for axis in axes if labels.shape[axis] > 1]
+    if axes and len(varying(labels)) == len(axes):
+        tracer.labels.fix(labels, because(Cause.TAKEN_APART))
+        return False
+    if axes:
+        tracer.pin(labels, axes)
+    return True
+
+
+def _join(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Tensors side by side. Along an axis other than the channels, such as tokens, channel i of one is channel i of all."""
+    (labels,) = _moved(tracer, func, args, kwargs)
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if labels.shape[axis] > 1 and labels.size > labels.shape[axis]:
+        first = labels.take([0], axis=axis)
+        tracer.labels.unite(labels, first)
+        labels = first
+    tracer.set(out, labels)
+
+
+def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Parts of a tensor by position. Along the channels, all parts lose the same number, or the module holds their sizes."""
+    labels = tracer.of(args[0])
+    assert labels is not None
+    name = func.overloadpacket.__name__
+    position = 1 if name in ("slice", "select", "unbind") else 2
+    axis = int(kwargs.get("dim", args[position] if len(args) > position else 0)) % labels.ndim
+    if labels.shape[axis] > 1 and any(t.shape != args[0].shape for t in tree_leaves(out)):
+        bounds = _bounds(name, args, kwargs, labels.shape[axis])
+        if name in ("select", "unbind") or len(varying(labels)) > 1:
+            _keep_length(tracer, labels, [axis])
+        elif bounds is None:
+            tracer.labels.fix(labels, because(Cause.TAKEN_APART))
+        else:
+            _take_apart(tracer, labels, axis, bounds)
+    _move(tracer, func, args, kwargs, out)
+
+
+def _bounds(name: str, args: Sequence[Any], kwargs: dict[str, Any], length: int) -> list[int] | None:
+    """Return the positions at which an axis is cut, from 0 to its length; None for every other entry and the like."""
+    if name == "split":
+        return [*range(0, length, int(args[1])), length]
+    if name == "split_with_sizes":
+        return [0, *np.cumsum(args[1]).tolist()]
+    if name == "narrow":
+        start = int(args[2]) % length
+        return sorted({0, start, start + int(args[3]), length})
+    if name != "slice" or (args[4] if len(args) > 4 else kwargs.get("step", 1)) != 1:
+        return None
+    start, end = (args[i] if len(args) > i and args[i] is not None else default for i, default in ((2, 0), (3, length)))
+    start, end = (min(max(bound + length if bound < 0 else bound, 0), length) for bound in (start, end))
+    return sorted({0, start, end, length})
+
+
+def _take_apart(tracer: Tracer, labels: Array, axis: int, bounds: Sequence[int]) -> None:
+    """Note the parts between these bounds: equal ones stay equal; the module must hold the sizes of others."""
+    sizes = np.diff(bounds).tolist()
+    ranges = list(pairwise(bounds))
+    known = [tracer.count(end - start, labels.take(range(start, end), axis=axis), axis) for start, end in ranges]
+    known += [tracer.count(end, labels.take(range(end), axis=axis), axis) for end in bounds[2:-1]]
+    if len(set(sizes)) == 1:
+        part = np.repeat(np.arange(len(sizes)), sizes)
+        tracer.parts.append(Parts(labels.ravel(), part, because(Cause.TAKEN_APART)))
+    elif sum(known) < len(sizes) - 1:
+        tracer.labels.fix(labels, because(Cause.TAKEN_APART))
+
+
+def _reorder(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A tensor rolled or shuffled: along the channels, this depends on their number."""
+    labels = tracer.of(args[0])
+    assert labels is not None
+    is_roll = func.overloadpacket.__name__.endswith("roll")
+    axes = kwargs.get("dims", args[2] if is_roll and len(args) > 2 else ())
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    if any(labels.shape[axis] > 1 for axis in axes or range(labels.ndim)):
+        tracer.labels.fix(labels, because(Cause.TAKEN_APART))
+    _move(tracer, func, args, kwargs, out)
+
+
+def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Windows over the axes behind the channels, one channel at a time. (Pooling channels_last ends in as_strided.)"""
+    labels = tracer.of(args[0])
+    first = tree_leaves(out)[0]
+    if labels is None or any(length > 1 for length in labels.shape[2:]):
+        return unknown(tracer, func, args, kwargs, out)
+    tracer.set(first, labels)
+
+
+def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Padding around the channels leaves them as they are; padded channels have no layer that writes them."""
+    labels = tracer.of(args[0])
+    assert labels is not None
+    amounts = list(args[1])
+    for i in range(0, len(amounts), 2):
+        axis = labels.ndim - 1 - i // 2
+        if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # negative padding cuts channels off
+            return tracer.labels.fix(labels, because(Cause.TAKEN_APART))
+        if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
+            nothing = tracer.labels.fresh(1)
+            tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
+            width = [(0, 0)] * labels.ndim
+            width[axis] = (amounts[i], amounts[i + 1])
+            labels = np.pad(labels, width, constant_values=nothing[0])
+    tracer.set(out, labels)
+
+
+def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A reduction over axes: channels that are mixed with each other are fixed."""
+    labels = tracer.of(args[0])
+    result = tree_leaves(out)[0]
+    position = 2 if "norm" in func.overloadpacket.__name__ else 1  # the order of a norm comes first
+    dims = kwargs.get("dim", args[position] if len(args) > position else None)
+    if labels is None:
+        return unknown(tracer, func, args, kwargs, out)
+    axes = (
+        range(labels.ndim)
+        if dims is None or dims == []
+        else [d % labels.ndim for d in ([dims] if isinstance(dims, int) else dims)]
+    )
+    if all(labels.shape[axis] == 1 for axis in varying(labels) if axis not in axes) and any(
+        labels.shape[axis] > 1 for axis in axes
+    ):
+        # A silent channel adds nothing to a sum.
+        labels = np.full((1,) * labels.ndim, NEUTRAL) if _adds(func, args) else tracer.mixed(labels, _mixed(func))
+    labels = tracer.tie(labels, axes, _mixed(func))
+    kept = labels if result.ndim == labels.ndim else labels.squeeze(tuple(axes))
+    tracer.set(result, kept.reshape(kept.shape if kept.ndim == result.ndim else (1,) * result.ndim))
+
+
+def _adds(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether silent channels make no difference to a reduction over channels: a sum, or a norm."""
+    name = func.overloadpacket.__name__
+    return name == "sum" or (name in ("linalg_vector_norm", "norm") and (len(args) < 2 or args[1] in (1, 2, None)))
+
+
+def _mixed(func: Any) -> Reason:
+    return because(Cause.MIXED, operation=func.overloadpacket.__name__.strip("_"))
+
+
+def _along(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Softmax, cumsum: every output entry depends on several entries along one axis."""
+    labels = tracer.of(args[0])
+    assert labels is not None
+    tracer.set(out, tracer.tie(labels, [args[1] % labels.ndim], _mixed(func)))
+
+
+def _product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A matrix product of activations. In a batch of products, such as those of heads, each makes a label of its own.
+
+    Otherwise channels that are summed over meet their partners, and columns of the right factor stay columns.
+    """
+    *added, left, right = [t for t in args if isinstance(t, Tensor)]
+    factors = [(t, tracer.of(t)) for t in (left, right)]
+    if out.ndim == 3 and any(labels is not None and labels.shape[0] > 1 for _, labels in factors):
+        tracer.set(out, _of_batches(tracer, [*((t, tracer.of(t)) for t in added), *factors], 0))
+        return
+    tracer.fix(added, because(Cause.USED_OUTSIDE))
+    (_, a), (_, b) = factors
+    if a is not None and b is not None and varying(a) == [a.ndim - 1] and varying(b) == [b.ndim - 2]:
+        tracer.labels.unite(a.ravel(), b.ravel())  # what one of them silences, the product does not see
+        return tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
+    if a is not None:
+        tracer.labels.fix(a, because(Cause.SUMMED_BY_PRODUCT))
+    if b is not None:
+        if b.ndim >= 2 and b.shape[-2] == 1 and (a is None or a.size == 1) and b.ndim == out.ndim:
+            tracer.set(out, b)
+        else:
+            tracer.labels.fix(b, because(Cause.SUMMED_BY_PRODUCT))
+
+
+def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], axis: int) -> Array:
+    """Return one label for each index of the batch axis: whatever meets there has become equal.
+
+    A factor without labels along that axis depends on its length, and keeps all channels.
+    """
+    lines = []
+    factors = [(t, labels) for t, labels in factors if not is_neutral(labels)]
+    for t, labels in factors:
+        if labels is None or labels.shape[axis] == 1:
+            lines.append(None if t.shape[axis] > 1 else labels)
+            continue
+        others = [i for i in range(labels.ndim) if i != axis]
+        lines.append(tracer.tie(labels, others, because(Cause.SUMMED_BY_PRODUCT)))
+    with_labels = [line.ravel() for line in lines if line is not None and line.size > 1]
+    for line in with_labels[1:]:
+        tracer.labels.unite(with_labels[0], line)
+    if any(line is None for line in lines):
+        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE))
+    elif len(factors) > 1:
+        tracer.heads.append(with_labels[0])
+    return with_labels[0].reshape([-1 if i == axis else 1 for i in range(factors[0][0].ndim)])
+
+
+def _attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Attention of several heads makes a label of each. Of one: channels of queries meet those of keys, values stay."""
+    query, key, value = args[:3]
+    result = tree_leaves(out)[0]
+    mask = kwargs.get("attn_mask", next((t for t in args[3:] if isinstance(t, Tensor)), None))
+    factors = [(t, tracer.of(t)) for t in (query, key, value)]
+    if query.ndim == 4 and any(labels is not None and labels.shape[1] > 1 for _, labels in factors):
+        of_mask = None if mask is None else tracer.of(mask)
+        if mask is not None and (of_mask is not None or (mask.ndim == 4 and mask.shape[1] > 1)):
+            factors.append((mask, of_mask))
+        heads = query.shape[1]  # several of them may share keys and values
+        repeated = [
+            (t, labels if labels is None or labels.shape[1] == 1 else np.repeat(labels, heads // labels.shape[1], 1))
+            for t, labels in factors
+        ]
+        tracer.set(result, _of_batches(tracer, repeated, 1))
+        return
+    tracer.fix([mask], because(Cause.SUMMED_BY_ATTENTION))
+    (_, of_queries), (_, of_keys), (_, labels) = factors[:3]
+    if of_queries is not None and of_keys is not None and varying(of_queries) == varying(of_keys) == [query.ndim - 1]:
+        tracer.labels.unite(of_queries.ravel(), of_keys.ravel())
+    else:
+        tracer.fix([query, key], because(Cause.SUMMED_BY_ATTENTION))
+    if labels is not None and labels.size == labels.shape[-1]:
+        tracer.set(result, labels)
+    else:
+        tracer.fix([value], because(Cause.SPLIT_INTO_HEADS))
+
+
+_NAMES: dict[Rule, str] = {
+    _same: """
+        relu hardtanh relu6 silu gelu sigmoid hardsigmoid hardswish tanh leaky_relu elu selu celu softplus mish neg exp sqrt
+        rsqrt reciprocal abs clamp clamp_min clamp_max to _to_copy clone detach alias contiguous lift_fresh log log1p erf sin
+        cos square sign round floor ceil trunc expm1 tan atan threshold hardshrink softshrink logical_not nan_to_num dropout
+        native_dropout
+    """,
+    _meet: """
+        add sub mul div maximum minimum where pow lerp addcmul addcdiv rsub gt ge lt le eq ne masked_fill logical_and
+        logical_or
+    """,
+    _lay_out: "view _unsafe_view reshape _reshape_alias expand flatten unflatten",
+    _move: "permute transpose t unsqueeze squeeze repeat flip movedim pixel_shuffle pixel_unshuffle swapaxes",
+    _like: "zeros_like ones_like full_like empty_like",
+    _join: "cat stack",
+    _part: "slice select split split_with_sizes unbind narrow",
+    _indexed: "index index_select",
+    _reorder: "roll channel_shuffle native_channel_shuffle",
+    _pool: """
+        max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d
+        upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
+        replication_pad1d replication_pad2d replication_pad3d as_strided
+    """,
+    _pad: "constant_pad_nd",
+    _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
+    _along: "_softmax softmax _log_softmax log_softmax cumsum",
+    _product: "mm bmm addmm baddbmm matmul",
+    _attend: """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention scaled_dot_product_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
+        _scaled_dot_product_fused_attention_overrideable
+    """,
+}
+RULES: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}

@@ -1,0 +1,61 @@
+"""Repairs: other forms of sets of channels that cannot be removed as they were found. A trial decides (removal.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from sparsefw.compression.structure.channels import Channels, Side, Site
+from sparsefw.compression.structure.numbers import numbers_in, outer_modules
+
+_MOST_PAIRS = 32  # of square layers that are tried
+
+
+def repairs(channels: Channels, model: nn.Module) -> Iterator[Channels]:
+    """Yield other forms of a set: silent to its readers, with fewer or with more numbers of modules."""
+    yield replace(channels, leaves_constant=True)
+    layers = tuple(site for site in channels.sites if site.side != Side.COUNT)
+    if len(layers) < len(channels.sites):
+        yield replace(channels, sites=layers)
+    numbers = _numbers_beside(channels, layers, model)
+    if numbers:
+        yield replace(channels, sites=(*layers, *numbers))
+
+
+def _numbers_beside(channels: Channels, layers: Sequence[Site], model: nn.Module) -> list[Site]:
+    """Return the numbers of the modules around the layers of a set that are as large as the set."""
+    numbers: dict[str, Site] = {}
+    for site in layers:
+        length = sum(map(len, site.slots))
+        for name in outer_modules(site.layer):
+            for attribute in numbers_in(model.get_submodule(name), length, None):
+                full = f"{name}.{attribute}".lstrip(".")
+                numbers.setdefault(full, Site(full, Side.COUNT, site.slots))
+    return list(numbers.values())
+
+
+def square_pairs(sets: Sequence[Channels], model: nn.Module) -> list[tuple[Channels, Channels]]:
+    """Return the pairs of sets of equal size that a layer joins: one writes what it reads, it writes the other."""
+    pairs = []
+    for first in sets:
+        inputs = {site.layer for site in first.readers}
+        for second in sets:
+            outputs = {site.layer for site in second.writers}
+            if first is not second and first.groups == second.groups and inputs & outputs:
+                pairs.append((first, second))
+    return pairs[:_MOST_PAIRS]
+
+
+def in_pairs(first: Channels, second: Channels) -> Channels:
+    """Return the set in which channel j of both goes at once."""
+    slots: dict[tuple[str, Side], list[tuple[int, ...]]] = {}
+    for site in (*first.sites, *second.sites):
+        known = slots.get((site.layer, site.side))
+        merged = (
+            [tuple(sorted({*a, *b})) for a, b in zip(known, site.slots, strict=True)] if known else list(site.slots)
+        )
+        slots[site.layer, site.side] = merged
+    sites = tuple(Site(layer, side, tuple(of_channels)) for (layer, side), of_channels in slots.items())
+    return Channels(sites, first.groups, None, first.is_heads or second.is_heads)

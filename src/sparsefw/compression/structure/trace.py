@@ -1,0 +1,363 @@
+"""The trace of a network: which labels (labels.py) every layer reads and writes, and the sets of channels that they make."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.structure.balance import joined
+from sparsefw.compression.structure.channels import (
+    MIXING_NORMS,
+    SEPARATE_NORMS,
+    Channels,
+    Mode,
+    Side,
+    Site,
+    is_depthwise,
+    is_frozen_norm,
+    modes,
+    outputs_of,
+    tensors_of,
+)
+from sparsefw.compression.structure.counted_norms import norm_form
+from sparsefw.compression.structure.labels import NEUTRAL, Array, Labels, Parts, Tracer, slots_of, varying
+from sparsefw.compression.structure.layers import (
+    axis_of_channels,
+    call_on_copy,
+    channel_axis,
+    evaluating,
+    hint_at_labels,
+    hooks,
+    is_layer,
+    may_be_of_channels,
+    shared_layers,
+)
+from sparsefw.compression.structure.numbers import numbers_in
+from sparsefw.compression.structure.operations import RULES, unknown
+from sparsefw.compression.structure.ties import Axis, shared_axes
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
+from sparsefw.text import first_line
+
+LARGEST_TABLE = 65_536  # entries of a parameter outside of layers, each of which gets a label
+
+
+def find_channels(model: nn.Module, example: Any) -> list[Channels]:
+    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written."""
+    trace = _Trace()
+    try:
+        for mode in modes(model, example):
+            trace.run(model, example, mode)
+    except Exception as error:
+        line = first_line(error)
+        hint = hint_at_labels(example)
+        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
+    return [*trace.channels(), *_never_called(model, trace.called)]
+
+
+class _Trace:
+    """Records which labels every layer reads and writes, per side."""
+
+    def __init__(self) -> None:
+        self.labels = Labels()
+        self.tracer = Tracer(self.labels, self._bare_labels, RULES, unknown)
+        self.tracer.numbers_of_code = self._numbers_of_code
+        self.tables: dict[str, Array] = {}  # bare parameters of two axes -> the label of each entry
+        self.running: list[str] = []  # the modules whose code runs, the innermost last
+        self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
+        self.called: set[str] = set()
+        self.modules: dict[str, nn.Module] = {}
+        self.bare: dict[
+            Tensor, str
+        ] = {}  # parameters, and buffers that may be a scale, an offset or a mask of channels
+        self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
+        self.shared: dict[Axis, list[tuple[str, Side]]] = {}  # axes of shared parameters -> the sides that count them
+        self.owners: dict[str, str] = {}  # module -> another that shares a parameter with it
+
+    def run(self, model: nn.Module, example: Any, mode: Mode) -> None:
+        """Follow one forward pass; a second one, in another mode, adds to the first."""
+        if mode is not evaluating:  # evaluation changes nothing in the model
+            model = copy.deepcopy(model)
+        self.modules = dict(model.named_modules())
+        self.bare = {p: name for name, p in model.named_parameters()}
+        self.bare |= {b: name for name, b in model.named_buffers() if may_be_of_channels(b)}
+        self.shared = shared_axes(model)
+        self.owners = shared_layers(model)
+        self.obstacles = {}
+        for name, module in model.named_modules():
+            if is_layer(module) and not {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
+                self.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
+        with mode(model), hooks(model, self.hooks), self.tracer:
+            outputs = tensors_of(call_on_copy(model, example))
+        if not outputs:
+            raise TypeError("its output contains no tensors")
+        self.tracer.fix(outputs, because(Cause.OUTPUT))
+
+    def hooks(self, name: str, module: nn.Module) -> Sequence[Any]:
+        rule = self._rule(module)
+        if rule is None:
+            return self._followed(name, module)
+
+        def enter(*_: Any) -> None:
+            self.tracer.inside_layers += 1
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.tracer.inside_layers -= 1
+            self.called.add(name)
+            if not self.tracer.inside_layers:
+                inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+                rule(name, module, inputs, tree_leaves(output)[0])
+
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, with_kwargs=True)
+
+    def _followed(self, name: str, module: nn.Module) -> Sequence[Any]:
+        """Return hooks that note while the code of a module runs, whose numbers may tell how many channels there are."""
+
+        def enter(*_: Any) -> None:
+            self.running.append(name)
+
+        def leave(*_: Any) -> None:
+            self.running.pop()
+
+        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave)
+
+    def _numbers_of_code(self, value: int, last: bool | None) -> list[tuple[str, str]]:
+        """Return the names of modules and numbers for a length: those of the innermost running module that has some."""
+        for name in self.running[:-4:-1]:
+            names = numbers_in(self.modules[name], value, last)
+            if names:
+                return [(name, attribute) for attribute in names]
+        return []
+
+    def _rule(self, module: nn.Module) -> Any:
+        if is_depthwise(module) or isinstance(module, (*SEPARATE_NORMS, nn.PReLU)) or is_frozen_norm(module):
+            return self._each
+        if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)):
+            return self._layer
+        if norm_form(module) is not None:
+            return self._counted_norm
+        if isinstance(module, MIXING_NORMS):
+            return self._mixing_norm
+        if isinstance(module, nn.Embedding):
+            return self._embedding
+        if isinstance(module, nn.EmbeddingBag):
+            return self._source
+        return self._opaque if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Bilinear)) else None
+
+    def _layer(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        self._read(name, module, inputs[0])
+        self._write(name, module, output)
+
+    def _read(self, name: str, module: nn.Module, x: Tensor) -> None:
+        labels = self._per_channel(x, channel_axis(module, x), because(Cause.READ_FROM_SEVERAL_PLACES, layer=name))
+        if labels is not None:
+            self._note(name, Side.IN, labels)
+
+    def _per_channel(self, x: Tensor, axis: int, obstacle: Reason) -> Array | None:
+        """Return the label of each channel of a tensor; None if it has no labels.
+
+        Labels that vary along another axis are no channels: they are fixed with the obstacle, and the result is None.
+        """
+        labels = self.tracer.of(x)
+        if labels is None:
+            return None
+        if any(i != axis for i in varying(labels)):
+            self.labels.fix(labels, obstacle)
+            return None
+        return np.broadcast_to(labels.ravel(), x.shape[axis])
+
+    def _set_channels(self, x: Tensor, axis: int, labels: Array) -> None:
+        """Attach one label per channel to a tensor."""
+        self.tracer.set(x, labels.reshape([-1 if i == axis else 1 for i in range(x.ndim)]))
+
+    def _write(self, name: str, module: nn.Module, output: Tensor) -> None:
+        axis = channel_axis(module, output)
+        labels = self.noted.get((name, Side.OUT))
+        if labels is None:  # a layer that is called again writes the same channels again
+            labels = self.labels.fresh(output.shape[axis])
+        self._note(name, Side.OUT, labels)
+        self._set_channels(output, axis, labels)
+
+    def _each(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        axis = channel_axis(module, inputs[0])
+        labels = self._per_channel(inputs[0], axis, because(Cause.SEEN_IN_SEVERAL_PLACES, layer=name))
+        if labels is None:
+            return
+        if not (isinstance(module, nn.PReLU) and module.num_parameters == 1):
+            self._note(name, Side.EACH, labels)
+        times = output.shape[axis] // inputs[0].shape[axis]
+        self._set_channels(output, axis, np.repeat(labels, times))
+
+    def _counted_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        form = norm_form(module)
+        assert form is not None
+        axis = form.axis % output.ndim
+        labels = self.tracer.of(inputs[0])
+        if labels is None:
+            return
+        if output.shape[axis] != module.get_parameter("weight").shape[0] or any(i != axis for i in varying(labels)):
+            return self._mixing_norm(name, module, inputs, output)
+        of_channels = np.broadcast_to(labels.ravel(), output.shape[axis])
+        self._note(name, Side.EACH, of_channels)
+        if form.groups > 1:
+            part = np.repeat(np.arange(form.groups), len(of_channels) // form.groups)
+            reason = because(Cause.UNEQUAL_GROUPS, layer=name)
+            self.tracer.parts.append(Parts(of_channels, part, reason))
+        self._set_channels(output, axis, of_channels)
+
+    def _embedding(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        labels = self.noted.get((name, Side.EACH))
+        if labels is None:
+            labels = self.labels.fresh(output.shape[-1])
+        self._note(name, Side.EACH, labels)
+        self._set_channels(output, output.ndim - 1, labels)
+
+    def _mixing_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        """Mix what the norm averages over: all channels, or those of a head."""
+        seen = self.tracer.of(inputs[0])
+        if seen is not None:
+            axes = range(1, seen.ndim)
+            if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+                axes = range(seen.ndim - len(module.normalized_shape), seen.ndim)
+            elif norm_form(module) is not None:
+                axes = range(seen.ndim - 1, seen.ndim)
+            reason = because(Cause.AVERAGED_OVER, layer=name, type=type(module).__name__)
+            self.tracer.set(output, self.tracer.tie(seen, axes, reason))
+
+    def _source(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        labels = self.labels.fresh(1)
+        self.labels.fix(labels, because(Cause.WRITTEN_BY, layer=name, type=type(module).__name__))
+        self.tracer.set(output, labels.reshape((1,) * output.ndim))
+
+    def _opaque(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
+        self._source(name, module, inputs, output)
+
+    def _bare_labels(self, tensor: Tensor) -> Array | None:
+        """Label a tensor used outside of layers, such as a scale or a mask per channel or a table of positions."""
+        name = self.bare.get(tensor)
+        if name is None:
+            return None
+        if tensor.ndim == 2 and min(tensor.shape) > 1:
+            return self._table_labels(name, tensor)
+        axis = axis_of_channels(tensor)
+        if axis is None:
+            return None
+        labels = self.noted.get((name, Side.EACH))
+        if labels is None:
+            labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
+        self._note(name, Side.EACH, labels)
+        return labels.reshape([-1 if i == axis else 1 for i in range(tensor.ndim)])
+
+    def _table_labels(self, name: str, tensor: Tensor) -> Array | None:
+        """Label every entry of a table, such as biases of attention: which of its axes counts channels, its use shows.
+
+        Of larger tables, such as positions, the last axis does.
+        """
+        if tensor.numel() > LARGEST_TABLE:
+            columns = self.noted.get((name, Side.EACH), self.labels.fresh(tensor.shape[1]))
+            self._note(name, Side.EACH, columns)
+            return columns[None]
+        if name not in self.tables:
+            self.tables[name] = self.labels.fresh(tensor.numel()).reshape(tuple(tensor.shape))
+        return self.tables[name]
+
+    def _judge_tables(self) -> None:
+        """Note the axis of every table along which its labels differ. Entries that nothing uses go with their neighbours."""
+        for name, entries in self.tables.items():
+            classes = self.labels.classes(entries)
+            distinct, counts = np.unique(classes, return_counts=True)
+            used = ~np.isin(classes, distinct[counts == 1])
+            for side, axis in ((Side.EACH, 0), (Side.ROWS, 1)):
+                lines = np.moveaxis(classes, axis, 0)
+                in_use = np.moveaxis(used, axis, 0)
+                first = lines[in_use.argmax(0), np.arange(lines.shape[1])]
+                if bool((in_use.any(0) & ((lines == first) | ~in_use).all(0)).all()):
+                    self.labels.unite(lines, first[None])
+                    self._note(name, side, first)
+                    break
+            else:
+                self.labels.fix(entries, because(Cause.TWO_AXES))
+
+    def _note(self, name: str, side: Side, labels: Array) -> None:
+        if name in self.obstacles:
+            self.labels.fix(labels, self.obstacles[name])
+        if (name, side) in self.noted:  # a layer used twice has the same channels both times
+            self.labels.unite(self.noted[name, side], labels)
+        self.noted[name, side] = labels
+
+    def _tie_shared(self) -> None:
+        """Make labels of an axis of a shared parameter equal; a layer that was not called is cut along with the others.
+
+        Layers that count an axis otherwise, such as grouped convolutions, keep the channels of all.
+        """
+        counted = {layer for sites in self.shared.values() for layer, _ in sites}
+        for sites in self.shared.values():
+            known = [self.noted[site] for site in sites if site in self.noted]
+            for labels in known[1:]:
+                self.labels.unite(known[0], labels)
+            for site in sites if known else []:
+                self.noted.setdefault(site, known[0])
+        for (name, _), labels in self.noted.items():
+            other = self.owners.get(name)
+            if other is not None and not {name, other} <= counted:
+                self.labels.fix(labels, because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=name, other=other))
+
+    def channels(self) -> list[Channels]:
+        """Return the sets: classes of labels with the same sites, and the same number of slots in each, form one set."""
+        self._tie_shared()
+        self._judge_tables()
+        self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
+        self.tracer.judge_grids()
+        positions: dict[int, dict[tuple[str, Side], list[int]]] = {}
+        for site, labels in [*self.noted.items(), *self._counted_numbers().items()]:
+            for position, label in enumerate(labels.tolist()):
+                if label == NEUTRAL:
+                    continue
+                positions.setdefault(self.labels.find(label), {}).setdefault(site, []).append(position)
+        heads = {int(label) for line in self.tracer.heads for label in np.unique(self.labels.classes(line))}
+        sets: dict[tuple[Any, ...], list[int]] = {}
+        for label, at in positions.items():
+            signature = (
+                tuple((site, len(slots)) for site, slots in at.items()),
+                self.labels.reason(label),
+                label in heads,
+            )
+            sets.setdefault(signature, []).append(label)
+        channels = [
+            self._set([positions[label] for label in members], reason, is_heads)
+            for (_, reason, is_heads), members in sets.items()
+        ]
+        parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
+        return joined(channels, list(sets.values()), parts)
+
+    def _counted_numbers(self) -> dict[tuple[str, Side], Array]:
+        """Map the numbers of modules to the classes at the positions that they count; the first use of a number decides."""
+        counted: dict[tuple[str, Side], Array] = {}
+        for number in self.tracer.numbers:
+            classes = slots_of(number, self.labels)
+            if classes:
+                counted.setdefault((f"{number.module}.{number.attribute}".lstrip("."), Side.COUNT), np.array(classes))
+        return counted
+
+    def _set(self, members: list[dict[tuple[str, Side], list[int]]], reason: Reason | None, is_heads: bool) -> Channels:
+        sites = tuple(Site(layer, side, tuple(tuple(at[layer, side]) for at in members)) for layer, side in members[0])
+        buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
+        if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
+            reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
+        return Channels(sites, (0,) * len(members), reason, is_heads)
+
+
+def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
+    sets = []
+    for name, module in model.named_modules():
+        if not is_layer(module) or name in called:
+            continue
+        count = int(module.out_features if isinstance(module, nn.Linear) else module.out_channels)
+        sets.append(Channels((outputs_of(name, count),), (0,) * count, because(Cause.NEVER_CALLED)))
+    return sets
