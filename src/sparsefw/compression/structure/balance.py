@@ -111,8 +111,9 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
         common = groups
     if common is None:
         return channels
-    if len(set(channels.groups)) == 1 and None not in common:
-        return replace(channels, groups=common)
+    known = tuple(group for group in common if group is not None)
+    if len(set(channels.groups)) == 1 and len(known) == len(common):
+        return replace(channels, groups=known)
     keys = list(zip(channels.groups, common, strict=True))
     order = list(dict.fromkeys(keys))
     if len({keys.count(key) for key in order}) > 1:

@@ -23,6 +23,7 @@ class NormForm(NamedTuple):
     over_positions   whether all axes but the first are averaged over, as in a group norm
     eps              added to the variance; None: that of the type of number
     groups           of channels, each of which is a norm of its own
+    offset           added to the scale of each channel: 1 where a scale of 0 means 1, as in Gemma
     """
 
     axis: int
@@ -30,6 +31,7 @@ class NormForm(NamedTuple):
     over_positions: bool
     eps: float | None
     groups: int = 1
+    offset: float = 0.0
 
 
 class CountedNorm(nn.Module):
@@ -43,7 +45,7 @@ class CountedNorm(nn.Module):
         self.form = form
 
     def forward(self, x: Tensor) -> Tensor:
-        axis, centred, over_positions, eps, groups = self.form
+        axis, centred, over_positions, eps, groups, offset = self.form
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         if groups > 1:
             wide = wide.unflatten(1, (groups, -1))
@@ -56,7 +58,7 @@ class CountedNorm(nn.Module):
             variance = variance + (1 - share) * mean**2
         scale = (variance + (torch.finfo(x.dtype).eps if eps is None else eps)).rsqrt()
         shape = (-1,) if axis == -1 else (-1, *[1] * (x.ndim - 2))
-        y = (deviation * scale).reshape(x.shape) * self.weight.view(shape)
+        y = (deviation * scale).reshape(x.shape) * (self.weight + offset).view(shape)
         return (y if self.bias is None else y + self.bias.view(shape)).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -87,7 +89,7 @@ def norm_form(module: Any) -> NormForm | None:
         return None
     first = is_group or "2d" in name or getattr(module, "data_format", "") == "channels_first"
     groups = module.num_groups if is_group else 1
-    return NormForm(1 if first else -1, centred, is_group, _eps(module), groups)
+    return NormForm(1 if first else -1, centred, is_group, _eps(module), groups, 0.0 if centred else _offset(module))
 
 
 def counted(module: Any, form: NormForm) -> CountedNorm:
@@ -95,6 +97,24 @@ def counted(module: Any, form: NormForm) -> CountedNorm:
     if isinstance(module, CountedNorm):
         return module
     return CountedNorm(module.weight, getattr(module, "bias", None), len(module.weight), form).train(module.training)
+
+
+_OFFSETS: dict[type[nn.Module], float] = {}
+
+
+def _offset(module: nn.Module) -> float:
+    """Return what a root-mean-square norm adds to its scales: of ones, whose mean square is 1, it makes these sums."""
+    kind = type(module)
+    if kind not in _OFFSETS:
+        weight = module.get_parameter("weight").detach()
+        ones = torch.ones_like(weight)
+        try:
+            with torch.no_grad():
+                made = kind.forward(module, ones)
+        except (RuntimeError, TypeError, IndexError, ValueError):  # it takes another shape, and the trial decides
+            made = weight
+        _OFFSETS[kind] = 1.0 if float((made - weight - 1).abs().mean()) < float((made - weight).abs().mean()) else 0.0
+    return _OFFSETS[kind]
 
 
 def _eps(module: Any) -> float | None:

@@ -83,7 +83,7 @@ def _place(model: nn.Module, name: str) -> tuple[nn.Module, str, int | None]:
     owner: Any = model
     for part in path[:-1]:
         owner = getattr(owner, part, None)
-    held = vars(owner).get(path[-1]) if isinstance(owner, nn.Module) else None
+    held: Any = vars(owner).get(path[-1]) if isinstance(owner, nn.Module) else None
     fits = type(held) is int if index is None else type(held) in (tuple, list) and index < len(held)
     if not fits:
         raise ValueError(f"{name} is not a number of the network")

@@ -111,8 +111,9 @@ def _lay_out(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
     axes = varying(labels)
     lengths = [out.shape[axis] for axis in axes]
     for axis, length in zip(axes, lengths, strict=True):
-        last = None if lengths.count(length) == 1 else axis == axes[-1]
-        tracer.count(length, labels, axis, last)
+        is_of_batch = axis == 0 and len(np.unique(labels)) < length  # images times heads: no number of a module
+        if not is_of_batch:
+            tracer.count(length, labels, axis, None if lengths.count(length) == 1 else axis == axes[-1])
     tracer.set(out, labels)
 
 
