@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.plan import Split, Truncate
-from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import Channels, tensors_of
 from sparsefw.compression.structure.factorisation import truncate
 from sparsefw.compression.structure.gaps import relative_gap
@@ -149,7 +148,7 @@ def attempt(dense: nn.Module, inputs: Any, **amounts: float) -> Trial:
         small = compress(dense, example=inputs, **amounts)
     except ValueError as error:
         return Trial(refused=str(error))
-    same = plain_attention(copy.deepcopy(dense))
+    same = small.plan.prepare(copy.deepcopy(dense))
     silence(same, small.plan.edits)
     for edit in small.plan.edits:
         if isinstance(edit, (Split, Truncate)):

@@ -89,17 +89,16 @@ def _has_own_layers(model: nn.Module) -> bool:
 
 
 def _noting_inputs(seen: dict[str, Tensor]) -> Callable[[str, nn.Module], Sequence[Any]]:
-    """Return what registers the hooks that keep the first input of every module, if one tensor is all that it is given."""
+    """Return what registers hooks that keep the first input of modules which may get a plain form, if it is one tensor."""
 
     def make(name: str, module: nn.Module) -> Sequence[Any]:
-        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            is_one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].is_floating_point()
-            if is_one and name not in seen:
+        def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            is_one = len(args) == 1 and not kwargs and all(isinstance(t, Tensor) for t in (*args, output))
+            if is_one and name not in seen and args[0].is_floating_point():
                 seen[name] = args[0].detach().clone()
 
-        is_taken = bool(name) and next(module.named_children(), ("parametrizations",))[0] == "parametrizations"
-        has_weight = any(True for _ in module.parameters())
-        return (module.register_forward_pre_hook(note, with_kwargs=True),) if is_taken and has_weight else ()
+        is_own = computed_tensors(module) or stand_ins.may_have_stand_in(module)
+        return (module.register_forward_hook(note, with_kwargs=True),) if is_own else ()
 
     return make
 
@@ -234,7 +233,7 @@ def _stand_ins(
             continue
         found = stand_ins.stand_in_of(module, seen[name])
         if found is not None:
-            edits.append(Replace.by(name, found, seen[name].shape))
+            edits.append(Replace.by(name, found))
         elif is_layer(module):
             notes.append(Untouched.because(name, because(Cause.NOT_BAKED, type=type(module).__name__)))
     return edits, notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -114,8 +114,8 @@ class Replace(Edit):
     prepares: ClassVar[bool] = True
 
     @classmethod
-    def by(cls, layer: str, found: stand_ins.Found, sample: Sequence[int]) -> Replace:
-        return cls(layer, **vars(found.form), product=found.product, sample=tuple(sample))
+    def by(cls, layer: str, found: stand_ins.Found) -> Replace:
+        return cls(layer, **vars(found.form), product=found.product, sample=found.sample)
 
     @property
     def form(self) -> stand_ins.Form:

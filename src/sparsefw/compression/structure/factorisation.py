@@ -31,7 +31,7 @@ STANDARD: tuple[Any, ...] = (SamePaddedConv2d, nn.Linear, *CONVOLUTIONS, *TRANSP
 
 
 def is_standard(layer: nn.Module) -> bool:
-    """Return whether the layer computes what its class in STANDARD does; subclasses may standardise the weight or pad differently."""
+    """Return whether a layer computes what its class in STANDARD does: subclasses may compute their weight or pad differently."""
     base = _standard_class(layer)
     same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
     return same and not is_customised(layer)

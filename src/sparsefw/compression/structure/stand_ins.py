@@ -1,8 +1,8 @@
-"""Stand-ins: plain layers that compute what another module does whose weight its own code computes, such as weight standardisation.
+"""Stand-ins: plain layers for modules whose weight is computed by code of their own, as by weight standardisation.
 
 Nothing is known by name. A pass through the module shows every convolution and matrix product in it, with the weight that
 reaches it. A plain layer with that weight stands in for the module if it computes the same: on the input that the module sees,
-on random numbers, and on images of other sizes.
+and on random numbers, of images of several sizes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 
 PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, SamePaddedConv2d)}
 EXACT = 1e-9  # of the outputs, in float64
-LARGEST_STEP = (
-    4  # sizes that are tried beyond that of the input: what depends on the size depends on its rest by the stride
-)
+Pairs = list[tuple[Tensor, Tensor]]  # inputs, and what a module computes of them
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Found:
-    """A stand-in: its form, and which of the products in the module has its weight."""
+    """A stand-in: its form, which of the products in the module has its weight, and the shape of an input that shows it."""
 
     form: Form
     product: int
+    sample: tuple[int, ...]
 
 
 def may_have_stand_in(module: nn.Module) -> bool:
@@ -111,15 +110,16 @@ def filled(module: nn.Module, form: Form, product: int, sample: Sequence[int]) -
 
 
 def _equal(module: nn.Module, x: Tensor, tolerance: float) -> Found | None:
-    products, at_zero = _products(module, torch.zeros_like(x))
+    products, output = _products(module, x)
+    small = _small_trials(module, x, products)
+    if not small:
+        return None
+    zeros, at_zero = small[0]
     biased = bool(at_zero.any()) or isinstance(getattr(module, "bias", None), Tensor)
-    spatial = max((len(form.stride) for form, _ in products), default=0)
-    trials = [(t, _output(module, t)) for t in (x, torch.randn(x.shape, generator=_seeded()).to(x))]
-    trials += _of_other_sizes(module, x, spatial)
     for number, (form, weight) in reversed(list(enumerate(products))):
         for variant in _variants(module, replace(form, biased=int(biased))):
-            if _worst_gap(variant, weight, at_zero, trials) <= tolerance:
-                return Found(variant, number)
+            if _are_equal(variant, weight, at_zero, [*small, (x, output)], tolerance):
+                return Found(variant, number, tuple(zeros.shape))
     return None
 
 
@@ -133,26 +133,41 @@ def _variants(module: nn.Module, form: Form) -> Iterator[Form]:
         yield replace(form, type=SamePaddedConv2d.__name__)
 
 
-def _of_other_sizes(module: nn.Module, x: Tensor, spatial: int) -> list[tuple[Tensor, Tensor]]:
-    """Return random images that are a few pixels larger, with what the module computes; without those that it refuses."""
-    trials: list[tuple[Tensor, Tensor]] = []
-    for more in range(1, LARGEST_STEP + 1) if spatial else ():
-        shape = [length + more * (axis >= x.ndim - spatial) for axis, length in enumerate(x.shape)]
-        larger = torch.randn(shape, generator=_seeded()).to(x)
-        try:
-            trials.append((larger, _output(module, larger)))
-        except Exception:  # its code takes images of one size
-            break
-    return trials
+def _small_trials(module: nn.Module, x: Tensor, products: Sequence[tuple[Form, Tensor]]) -> Pairs:
+    """Return zeros and random inputs, of images small ones of several sizes, with what the module computes; none if it fails."""
+    form = products[-1][0] if products else None
+    if form is None:
+        return []
+    spatial = len(form.stride)
+    if spatial:
+        spans = [(k - 1) * d + 2 for k, d in zip(form.shape[-spatial:], form.dilation, strict=True)]
+        least = [min(length, span) for length, span in zip(x.shape[-spatial:], spans, strict=True)]
+        # What depends on the size of an image depends on its rest by the stride.
+        sizes = [[length + more for length in least] for more in range(max(form.stride) + 1)]
+        shapes = [(*x.shape[:-spatial], *size) for size in sizes]
+    else:
+        shapes = [(1, *x.shape[1:]) if x.ndim > 1 else tuple(x.shape)]
+    return _outputs_of(module, x, shapes) or _outputs_of(module, x, [tuple(x.shape)])
 
 
-def _worst_gap(form: Form, weight: Tensor, at_zero: Tensor, trials: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return how far a plain layer is from the outputs; inf if it does not take the inputs."""
+def _outputs_of(module: nn.Module, like: Tensor, shapes: Sequence[Sequence[int]]) -> Pairs:
+    """Return zeros of the first shape and random inputs of all shapes with what the module computes; none if it refuses one."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [like.new_zeros(tuple(shapes[0]))]
+    inputs += [torch.randn(tuple(shape), generator=generator).to(like) for shape in shapes]
+    try:
+        return [(x, _output(module, x)) for x in inputs]
+    except Exception:  # of the module's own code, such as one that takes images of one size
+        return []
+
+
+def _are_equal(form: Form, weight: Tensor, at_zero: Tensor, trials: Pairs, tolerance: float) -> bool:
+    """Return whether a plain layer takes the inputs and computes the same."""
     try:
         layer = _with_values(form, weight, at_zero)
-        return max(relative_gap(expected, _output(layer, x)) for x, expected in trials)
+        return all(relative_gap(expected, _output(layer, x)) <= tolerance for x, expected in trials)
     except (RuntimeError, IndexError, ValueError):
-        return math.inf
+        return False
 
 
 def _with_values(form: Form, weight: Tensor, at_zero: Tensor) -> Any:
@@ -204,7 +219,3 @@ class _Recorder(TorchDispatchMode):
             weight = args[-1]  # inputs x outputs
             self.products.append((Form(nn.Linear.__name__, tuple(weight.t().shape), 0), weight.detach()))
         return func(*args, **(kwargs or {}))
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
