@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefw.compression.artifact.plan import Bake, Edit, Plan, Replace, Unfuse, Untouched
+from sparsefw.compression.artifact.probe import tolerance
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import run
 from sparsefw.compression.structure import stand_ins
 from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.structure.channels import tensors_of
 from sparsefw.compression.structure.computed import computed_by, computed_tensors, sources_of, value_of
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import (
@@ -33,8 +35,6 @@ from sparsefw.compression.structure.layers import (
     shared_layers,
 )
 from sparsefw.text import first_line
-
-LARGEST_GAP = 1e-3  # of the outputs of the whole network, which rounds differently in a plain layer
 
 
 class Prepared(NamedTuple):
@@ -59,14 +59,14 @@ def prepared(model: nn.Module, example: Any, name: str = "example") -> Prepared:
         seen: dict[str, Tensor] = {}
         with evaluating(plain), hooks(plain, _noting_inputs(seen)):
             expected = run(plain, example, name)
-        edits, notes = _bakes(plain)
+        bakes, notes = _bakes(plain)
         error = _failure(plain, example, expected)
-        if error is not None:  # such as code that asks for the parametrization itself
+        if error is None:
+            edits += bakes
+        else:  # such as code that asks for the parametrization itself
             plain = copy_of(model)
-            edits, notes = (
-                [],
-                [Untouched.because(edit.layer, because(Cause.NOT_BAKED_CODE, error=error)) for edit in edits],
-            )
+            notes = [note for note in notes if note.cause is not Cause.BAKED]
+            notes += [Untouched.because(edit.layer, because(Cause.NOT_BAKED_CODE, error=error)) for edit in bakes]
         replaced, more = _replacements(plain, example, expected, seen)
         edits += replaced
         notes += more
@@ -107,10 +107,11 @@ def _failure(model: nn.Module, example: Any, expected: Any) -> str | None:
     """Return why a model does not compute the same as before; None if it does."""
     try:
         with evaluating(model):
-            gap = relative_gap(expected, call_on_copy(model, example), whole_numbers=True)
+            outputs = call_on_copy(model, example)
     except Exception as error:  # of the model's own code
         return f"{type(error).__name__}: {first_line(error)}"
-    return None if gap <= LARGEST_GAP else f"outputs differ by {gap:.2g}"
+    gap = relative_gap(expected, outputs, whole_numbers=True)
+    return None if gap <= tolerance(model, tensors_of(outputs)) else f"outputs differ by {gap:.2g}"
 
 
 class _Computed(NamedTuple):
@@ -126,7 +127,7 @@ class _Computed(NamedTuple):
         return f"{self.layer}.{self.tensor}"
 
 
-def _bakes(model: nn.Module) -> tuple[list[Edit], list[Untouched]]:
+def _bakes(model: nn.Module) -> tuple[list[Bake], list[Untouched]]:
     """Store the computed tensors of a model, in place; return the edits and notes."""
     found = [
         _Computed(layer, tensor, module, sources_of(module, tensor))
@@ -135,7 +136,7 @@ def _bakes(model: nn.Module) -> tuple[list[Edit], list[Untouched]]:
         for tensor in computed_tensors(module)
     ]
     partners = _partners(model, found)
-    edits: list[Edit] = []
+    edits: list[Bake] = []
     notes: list[Untouched] = []
     first: dict[frozenset[nn.Parameter], str] = {}
     for entry in found:

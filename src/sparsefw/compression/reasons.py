@@ -90,7 +90,10 @@ class Cause(Enum):
     REPLACED = "{type} became a plain {plain} that computes the same in evaluation", NOTE
     NOT_BAKED = "its weight stays computed: no plain layer computes the same as {type}", NOTE
     NOT_BAKED_SHARED = "its weight stays computed: it is computed from a parameter of {other}", NOTE
-    NOT_BAKED_CODE = "stays as it is: the model's own code needs more than a plain layer in its place ({error})", NOTE
+    NOT_BAKED_CODE = (
+        "its weight stays computed: with a plain layer in its place, the model fails or gives something else ({error})",
+        NOTE,
+    )
     NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
     NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
     NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE

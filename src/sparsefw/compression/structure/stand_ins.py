@@ -89,8 +89,8 @@ def uses_its_weight(module: nn.Module, x: Tensor) -> bool:
     """Return whether a convolution or linear layer with code of its own computes with its weight as it is."""
     if not is_layer(module):
         return False
-    pointers = [weight.data_ptr() for _, weight in _products(module, x)[0]]
-    return isinstance(module.weight, nn.Parameter) and module.weight.data_ptr() in pointers
+    last = [weight.data_ptr() for _, weight in _products(module, x)[0]][-1:]
+    return isinstance(module.weight, nn.Parameter) and last == [module.weight.data_ptr()]
 
 
 def filled(module: nn.Module, form: Form, product: int, sample: Sequence[int]) -> nn.Module:
@@ -182,8 +182,8 @@ def _with_values(form: Form, weight: Tensor, at_zero: Tensor) -> Any:
 
 def _per_channel(output: Tensor, spatial: int) -> Tensor:
     """Return one value for each channel of an output."""
-    last = output[(..., *(0,) * spatial)]
-    return last.reshape(-1, last.shape[-1])[0]
+    at_one_place = output.flatten(-spatial)[..., 0] if spatial else output
+    return at_one_place.reshape(-1, at_one_place.shape[-1])[0]
 
 
 def _output(module: nn.Module, x: Tensor) -> Tensor:
@@ -213,8 +213,17 @@ class _Recorder(TorchDispatchMode):
         if func is torch.ops.aten.convolution.default:
             _, weight, _, stride, padding, dilation, is_transposed, output_padding, groups = args
             kind = (TRANSPOSED if is_transposed else CONVOLUTIONS)[weight.ndim - 3]
-            geometry = [tuple(map(int, numbers)) for numbers in (stride, padding, dilation, output_padding)]
-            self.products.append((Form(kind.__name__, tuple(weight.shape), 0, int(groups), *geometry), weight.detach()))
+            form = Form(
+                kind.__name__,
+                tuple(weight.shape),
+                biased=0,
+                groups=int(groups),
+                stride=tuple(map(int, stride)),
+                padding=tuple(map(int, padding)),
+                dilation=tuple(map(int, dilation)),
+                output_padding=tuple(map(int, output_padding)),
+            )
+            self.products.append((form, weight.detach()))
         elif func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default):
             weight = args[-1]  # inputs x outputs
             self.products.append((Form(nn.Linear.__name__, tuple(weight.t().shape), 0), weight.detach()))
