@@ -285,9 +285,8 @@ def test_what_cannot_be_stored_says_why():
         last=nn.Conv2d(8, 2, 1),
     )
     small = compress(asks, rank=0.25, example=X)
-    assert notes_on(small, "normed") == [
-        "its weight stays computed: the model needs more than a plain layer in its place (outputs differ by 1)"
-    ]
+    (note,) = notes_on(small, "normed")
+    assert "needs more than a plain layer in its place (outputs differ by" in note
     assert parametrize.is_parametrized(small.model.normed)
 
 

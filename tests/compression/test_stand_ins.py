@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,7 @@ from sparsefw.compression.structure.stand_ins import (
     stand_in_of,
     uses_its_weight,
 )
+from sparsefw.models import import_torchvision
 
 
 class Standardised(nn.Conv2d):
@@ -185,3 +189,20 @@ def test_code_of_a_fixed_precision_is_compared_in_its_own():
             return functional.linear(x, self.weight.float() * 2, self.bias)
 
     assert isinstance(stand_in_of(Single(6, 5), torch.randn(2, 6)), Found)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.parametrize("name", ["StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_weight_standardisation_of_timm(name, stride):
+    import_torchvision()  # which timm would import in a way that not every build survives
+    module = getattr(importlib.import_module("timm.layers"), name)(4, 6, 3, stride=stride, bias=True).eval()
+    x = torch.randn(IMAGE)
+    found = stand_in_of(module, x)
+    assert isinstance(found, Found)
+    pads = name.endswith("Same") and stride == 2
+    assert found.form.type == ("SamePaddedConv2d" if pads else "Conv2d")
+    layer = filled(module, found.form, found.product, found.sample)
+    for size in (9, 10, 11, 12):
+        images = torch.randn(2, 4, size, size + 1)
+        assert torch.equal(layer(images), module(images))

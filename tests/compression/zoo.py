@@ -32,6 +32,8 @@ TWO_AXES = "laid out along two axes"
 NO_LAYER = "is not a layer that is compressed"
 PRODUCT = "a matrix product sums over the channels"
 DIRECT = "never called as a layer"
+SHARED = "shares its weight with"
+POSITION = "taken apart by position"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
 
@@ -323,10 +325,11 @@ ZOO = (
         "GPT-2",
         _gpt2,
         tokens,
-        0,
-        refused={FILTERS: "nothing to compress by filters", RANK: "nothing to compress by rank"},
+        40,
+        (SHARED, POSITION, NO_LAYER),
         needs=HF,
-        note="two layers of width 32; its Conv1D is no layer of torch",
+        note="two layers of width 32",
+        export=True,
     ),
     Architecture("Llama", _llama, tokens, 67, (OUTPUT, TWO_AXES), needs=HF, note="two layers of width 32"),
 )

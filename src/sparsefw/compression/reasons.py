@@ -91,7 +91,7 @@ class Cause(Enum):
     NOT_BAKED = "its weight stays computed: no plain layer computes the same as {type}", NOTE
     NOT_BAKED_SHARED = "its weight stays computed: it is computed from a parameter of {other}", NOTE
     NOT_BAKED_CODE = (
-        "its weight stays computed: with a plain layer in its place, the model fails or gives something else ({error})",
+        "its weight stays computed: the model needs more than a plain layer in its place ({error})",
         NOTE,
     )
     NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
