@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
@@ -241,11 +242,12 @@ def _unknown_layers(dense: nn.Module, edited: set[str]) -> list[Untouched]:
     """Return the modules with weights that no kind knows, such as recurrent ones."""
     untouched = []
     for name, module in dense.named_modules():
-        is_leaf = next(module.children(), None) is None
+        is_leaf = all(child == "parametrizations" for child, _ in module.named_children())
         has_weight = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if not name or is_layer(module) or not is_leaf or not has_weight:
             continue
         is_edited = name in edited or any(layer.startswith(f"{name}.") for layer in edited)
-        if not is_edited and not name.endswith(".parametrizations.weight"):
-            untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=type(module).__name__)))
+        if not is_edited and ".parametrizations." not in f".{name}.":
+            kind = type_before_parametrizations(module).__name__
+            untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=kind)))
     return untouched

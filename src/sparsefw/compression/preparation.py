@@ -124,7 +124,7 @@ class _Computed(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.layer}.{self.tensor}"
+        return f"{self.layer}.{self.tensor}".lstrip(".")
 
 
 def _bakes(model: nn.Module) -> tuple[list[Bake], list[Untouched]]:
@@ -132,7 +132,7 @@ def _bakes(model: nn.Module) -> tuple[list[Bake], list[Untouched]]:
     found = [
         _Computed(layer, tensor, module, sources_of(module, tensor))
         for layer, module in model.named_modules()
-        if layer and not isinstance(module, nn.RNNBase)  # which keeps its weights in a list besides
+        if not isinstance(module, nn.RNNBase)  # which keeps its weights in a list besides
         for tensor in computed_tensors(module)
     ]
     partners = _partners(model, found)
@@ -149,7 +149,7 @@ def _bakes(model: nn.Module) -> tuple[list[Bake], list[Untouched]]:
         same_as = first.setdefault(frozenset(entry.sources), entry.name) if entry.sources else entry.name
         edit = Bake(entry.layer, entry.tensor, shape, same_as if same_as != entry.name else "")
         edits.append(edit)
-        notes.append(Untouched.because(entry.layer, because(Cause.BAKED, tensor=entry.tensor, by=by)))
+        notes.append(Untouched.because(entry.layer or "the model", because(Cause.BAKED, tensor=entry.tensor, by=by)))
     for edit in edits:
         edit.apply(model)
     return edits, notes
