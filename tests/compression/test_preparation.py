@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from compression.networks import BATCHES, X
 from compression.zoo import Net, outputs
 from sparsefw import Sizes, compress, curve, load, save, save_elastic
-from sparsefw.compression import export_onnx
+from sparsefw.compression import ArtifactError, export_onnx
+from sparsefw.compression.artifact.files import digest_of
 from sparsefw.compression.artifact.plan import Bake, Plan, Replace
 from sparsefw.compression.preparation import prepared
 from sparsefw.compression.structure.gaps import relative_gap
@@ -367,3 +369,43 @@ def test_functional_use_of_a_stored_weight():
     )
     small = compress(model, weights=0.5, example=torch.randn(3, 6))
     assert isinstance(small.model.code.weight, nn.Parameter)
+
+
+def refuse_edited(name: str, word: str, change: dict[str, object], folder: Path) -> None:
+    """Expect one line where somebody who also knows how hashes work rewrote an edit."""
+    save(compress(network(name), rank=0.5, include="5", example=X), folder)
+    path = folder / "plan.json"
+    data = json.loads(path.read_text())
+    (edit,) = [edit for edit in data["plan"]["edits"] if edit["edit"] == word]
+    edit.update(change)
+    path.write_text(json.dumps({**data, "digest": digest_of(data)}))
+    with pytest.raises(ArtifactError, match=r"^[^\n]*$"):
+        load(folder, partial(network, name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "LSTM"},
+        {"type": "Module"},
+        {"shape": [16]},
+        {"shape": [16, 16, 3, 4]},
+        {"shape": []},
+        {"groups": 0},
+        {"groups": 3},
+        {"stride": [0, 0]},
+        {"padding_mode": "none"},
+        {"biased": 0},
+        {"layer": "9"},
+        {"layer": "4"},
+        {"padding": [0, 0]},
+    ],
+    ids=str,
+)
+def test_an_edited_replacement_is_refused_in_one_line(change, tmp_path):
+    refuse_edited("standardised", "replace", change, tmp_path / "small")
+
+
+@pytest.mark.parametrize("change", [{"tensor": "w"}, {"shape": [1]}, {"same_as": "0.weight"}, {"layer": "4"}], ids=str)
+def test_an_edited_bake_is_refused_in_one_line(change, tmp_path):
+    refuse_edited("weight_norm", "bake", change, tmp_path / "small")
