@@ -253,6 +253,16 @@ def test_what_is_computed_from_another_layers_weight_stays_computed():
     assert small.model[4].out_features == 4
 
 
+def test_layers_that_compute_different_weights_from_one_parameter_go_on_doing_so():
+    first, second = nn.Linear(6, 6), twice(nn.Linear(6, 6))
+    parametrize.register_parametrization(first, "weight", Doubled())
+    second.parametrizations.weight.original = first.parametrizations.weight.original
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 8), nn.Linear(8, 3)).eval()
+    small = compress(model, filters=0.5, example=torch.randn(5, 6))
+    assert notes_on(small, "0") == ["its weight stays computed: it is computed from a parameter of 2"]
+    assert notes_on(small, "2") == ["its weight stays computed: it is computed from a parameter of 0"]
+
+
 class ByInput(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight * x.mean().sigmoid(), self.bias)

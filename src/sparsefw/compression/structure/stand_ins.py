@@ -116,7 +116,7 @@ def _equal(module: nn.Module, x: Tensor, tolerance: float) -> Found | None:
         return None
     zeros, at_zero = small[0]
     biased = bool(at_zero.any()) or isinstance(getattr(module, "bias", None), Tensor)
-    for number, (form, weight) in reversed(list(enumerate(products))):
+    for number, (form, weight) in enumerate(products):
         for variant in _variants(module, replace(form, biased=int(biased))):
             if _are_equal(variant, weight, at_zero, [*small, (x, output)], tolerance):
                 return Found(variant, number, tuple(zeros.shape))
