@@ -25,8 +25,8 @@ from compression.zoo import FILTERS, KINDS, RANK, ZOO, Architecture, Trial, atte
 from shared import markdown_table  # noqa: E402
 from sparsefw.compression import compress  # noqa: E402
 from sparsefw.compression.artifact.export import ExportError, export_onnx  # noqa: E402
+from sparsefw.compression.preparation import prepared  # noqa: E402
 from sparsefw.compression.reasons import Cause  # noqa: E402
-from sparsefw.compression.structure.attention import plain_attention  # noqa: E402
 from sparsefw.compression.structure.removal import removable_channels  # noqa: E402
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "onnxruntime")
@@ -97,7 +97,7 @@ def examine(architecture: Architecture) -> Row:
     trials = {kind: attempt(dense, inputs, **{kind: 0.5}) for kind in KINDS}
     supported = {kind: 0.5 for kind in (FILTERS, RANK) if trials[kind].small is not None}
     onnx = _onnx(compress(dense, example=inputs, **supported).model, inputs) if supported else "nothing to export"
-    removable = share_removable(removable_channels(plain_attention(dense), inputs))
+    removable = share_removable(removable_channels(prepared(dense, inputs).model, inputs))
     return Row(architecture, removable, trials, onnx)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from compression.zoo import FILTERS, KINDS, RANK, WEIGHTS, ZOO, Architecture, attempt, outputs, share_removable
 from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.export import export_onnx
-from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.preparation import prepared
 from sparsefw.compression.structure.channels import tensors_of
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.removal import removable_channels
@@ -97,7 +97,7 @@ def check_reasons(architecture: Architecture, small: Compressed) -> None:
 @pytest.mark.parametrize("architecture", listed(ZOO))
 def test_how_much_is_removable(architecture):
     dense, inputs = built(architecture)
-    dense = plain_attention(dense)
+    dense = prepared(dense, inputs).model
     before = state(dense)
     found = removable_channels(dense, inputs)
     assert_unchanged(before, dense)

@@ -89,8 +89,8 @@ def test_the_constructor_of_another_network_is_refused(other, ratio, folder):
 
 
 def test_a_folder_of_an_earlier_version_is_to_be_saved_again(folder):
-    rewritten(folder, lambda d: d.update(schema=2))
-    with pytest.raises(ArtifactError, match=r"schema 2 is not the one that this version reads \(3\); save it again$"):
+    rewritten(folder, lambda d: d.update(schema=3))
+    with pytest.raises(ArtifactError, match=r"schema 3 is not the one that this version reads \(4\); save it again$"):
         load(folder, normed, filters=0.25)
     save_elastic(normed(), folder, "filters", [0.5], calibration=BATCHES, refit=False)
     load(folder, normed, filters=0.5)
@@ -147,7 +147,7 @@ def order(data):
         lambda d: order(d)["channels"][0]["sites"][0].__setitem__(0, "nowhere"),
         lambda d: order(d)["channels"][0]["sites"][0].__setitem__(1, "top"),
         lambda d: order(d)["channels"][0]["sites"][0].__setitem__(2, 99),
-        lambda d: d.update(unfused={"edits": [{"edit": "split", "layer": "0", "rank": 2}]}),
+        lambda d: d.update(prepared={"edits": [{"edit": "split", "layer": "0", "rank": 2}]}),
     ],
     ids=range(32),
 )

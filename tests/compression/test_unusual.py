@@ -153,9 +153,18 @@ def test_a_head_that_only_runs_in_training():
     assert small.model.aux.in_channels == 8
 
 
+def computing(layer: nn.Module) -> None:
+    """Give a layer a weight that a hook computes, of a kind that nobody else knows."""
+    values = layer.weight.detach()
+    del layer.weight
+    layer.raw = nn.Parameter(values)
+    layer.register_forward_pre_hook(lambda module, _: setattr(module, "weight", 2 * module.raw))
+    layer.weight = 2 * values
+
+
 def test_a_weight_computed_from_others_when_masked_and_in_a_curve():
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 1))
-    nn.utils.parametrizations.weight_norm(net[2])
+    computing(net[2])
     small = compress(net, filters=0.5, form="masked", calibration=IMAGES)
     assert ("2", "its weight is computed from others") in [(u.layer, u.reason) for u in small.plan.untouched]
     curve(net, "rank", [0.5], calibration=IMAGES, evaluate=lambda net: 1.0)
@@ -221,7 +230,7 @@ def test_modules_that_are_not_layers_are_listed():
 @pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)
 def test_a_weight_computed_from_others_is_left_and_listed(how):
     net = normed()
-    nn.utils.parametrizations.weight_norm(net[3])
+    computing(net[3])
     small = compress(net, calibration=BATCHES, **how)
     assert any(u.layer == "3" for u in small.plan.untouched)
     assert all(edit.layer != "3" or (isinstance(edit, Keep) and edit.side == "in") for edit in small.plan.edits)

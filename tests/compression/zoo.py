@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from sparsefw.compression import Compressed, compress
 from sparsefw.compression.artifact.plan import Split, Truncate
-from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import Channels, Side, tensors_of
 from sparsefw.compression.structure.factorisation import truncate
 from sparsefw.compression.structure.gaps import relative_gap
@@ -33,6 +32,8 @@ TWO_AXES = "laid out along two axes"
 NO_LAYER = "is not a layer that is compressed"
 PRODUCT = "a matrix product sums over the channels"
 DIRECT = "never called as a layer"
+SHARED = "shares its weight with"
+POSITION = "taken apart by position"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
 
@@ -153,7 +154,7 @@ def attempt(dense: nn.Module, inputs: Any, **amounts: float) -> Trial:
         small = compress(dense, example=inputs, **amounts)
     except ValueError as error:
         return Trial(refused=str(error))
-    same = plain_attention(copy.deepcopy(dense))
+    same = small.plan.prepare(copy.deepcopy(dense))
     silence(same, small.plan.edits)
     for edit in small.plan.edits:
         if isinstance(edit, (Split, Truncate)):
@@ -328,10 +329,11 @@ ZOO = (
         "GPT-2",
         _gpt2,
         tokens,
-        0,
-        refused={FILTERS: "nothing to compress by filters", RANK: "nothing to compress by rank"},
+        40,
+        (SHARED, POSITION, NO_LAYER),
         needs=HF,
-        note="two layers of width 32; its Conv1D is no layer of torch",
+        note="two layers of width 32",
+        export=True,
     ),
     Architecture("Llama", _llama, tokens, 67, (OUTPUT, TWO_AXES), needs=HF, note="two layers of width 32"),
 )

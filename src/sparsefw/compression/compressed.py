@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +26,7 @@ from sparsefw.compression.settings import (
     settings_from,
     takes_settings,
 )
-from sparsefw.compression.structure.attention import plain_attention
-from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating
+from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating, private_copy
 from sparsefw.compression.structure.removal import parity
 from sparsefw.compression.target import DROP, Target, find_level
 from sparsefw.kinds import FILTERS, KINDS, Kind, kind_of
@@ -62,13 +60,13 @@ class Compressed:
     @functools.cached_property
     def parity(self) -> float:
         """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
-        dense = plain_attention(copy_sharing_weights(self._dense_model("parity")))
+        dense = self.plan.prepare(copy_sharing_weights(self._dense_model("parity")))
         return parity(dense, self.plan.edits, self.example)
 
     @functools.cached_property
     def latency(self) -> Latencies:
         """Milliseconds of one item before and after compression, measured on this machine."""
-        dense = copy.deepcopy(self._dense_model("latency"))
+        dense = private_copy(self._dense_model("latency"))
         item = _one_item(self.model, self.example)
         return Latencies(measure(dense, item, seconds=0.3), measure(self.model, item, seconds=0.3))
 

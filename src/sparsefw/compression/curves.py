@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.amounts import ratios_of
+from sparsefw.compression.artifact.plan import in_words
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.metric import Metric
@@ -69,7 +70,7 @@ class CurvePoint:
 class Curve:
     """The metric of the dense model, with recomputed statistics, and at every ratio. Masked curves have no sizes.
 
-    notes   say why no recovery could be chosen
+    notes   say which computed weights were stored, and why no recovery could be chosen
     """
 
     kind: str
@@ -180,9 +181,11 @@ def curve(
             choice = None if judge is None else judge.choice(agreements[i], judge.agreement(cut.model))
             points[i] = replace(points[i], refit=metric(cut.model), agreements=choice)
     dense_milliseconds = measure(dense, example).median if latency else None
-    notes = (f"note: {pipeline.judge}",) if isinstance(pipeline.judge, Reason) else ()
+    notes = in_words(pipeline.preparation.untouched)
+    if isinstance(pipeline.judge, Reason):
+        notes.append(f"note: {pipeline.judge}")
     return Curve(
-        kind.name, settings.form, dense_metric, costs(dense, example), dense_milliseconds, tuple(points), notes
+        kind.name, settings.form, dense_metric, costs(dense, example), dense_milliseconds, tuple(points), tuple(notes)
     )
 
 

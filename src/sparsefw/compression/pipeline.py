@@ -1,6 +1,6 @@
 """The pipeline: the steps from a network to a smaller one.
 
-prepare    a private copy, attention made of plain layers, statistics recomputed
+prepare    a private copy made of plain layers, statistics recomputed    preparation.py
 then for every kind that is asked for, each on the result of the one before:
     stage      which units each layer can lose                            kinds/
     counts     how many of them stay, for a ratio                         allocate.py
@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
-from sparsefw.compression.artifact.plan import Edit, Plan, Unfuse, Untouched
+from sparsefw.compression.artifact.plan import Edit, Plan, Untouched
 from sparsefw.compression.check import check_model
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
+from sparsefw.compression.preparation import prepared
 from sparsefw.compression.progress import shown
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.agreement import WORST
@@ -37,12 +39,10 @@ from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
-from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import evaluating, hooks, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
 from sparsefw.recovery_words import AUTO, REFIT
-from sparsefw.text import first_line
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGEST_NOISE = 1e-3  # of the outputs in two runs: sums on a GPU may be taken in another order
@@ -53,6 +53,7 @@ class Pipeline:
 
     source        the model as given, which is never changed
     dense         the private copy, from which smaller networks are cut and to which they are fitted
+    preparation   the edits that made the copy one of plain layers, and notes on them
     example       one input, to follow shapes
     calibration   the inputs to recover on; None if there are none
     """
@@ -73,13 +74,12 @@ class Pipeline:
                 "give calibration= (batches without labels, some hundred images), or at least one example= input: "
                 "without calibration nothing is recovered after compression"
             )
-        self.dense = plain_attention(_copy(model))
-        self.unfused = _unfused(model, self.dense)
+        name = "calibration" if settings.example is None else "example"
+        self.dense, self.preparation = prepared(model, self.example, name)
         self._stages: dict[tuple[Kind, frozenset[Kind]], Stage] = {}
         self._check_patterns()
         called: set[str] = set()
         with evaluating(self.dense), hooks(self.dense, _noting(called)):
-            name = "calibration" if settings.example is None else "example"
             _check_same(run(self.dense, self.example, name), run(self.dense, self.example, name))
         self.not_run = _not_run(self.dense, called)
         if self.calibration is not None:
@@ -124,7 +124,8 @@ class Pipeline:
         if choices:
             request |= {"refit": any(choice.chosen == REFIT for choice in choices.values())}
             request |= {"recovery": {name: choice.to_json() for name, choice in choices.items()}}
-        plan = Plan((*self.unfused, *edits), tuple(untouched), request)
+        before = self.preparation
+        plan = Plan((*before.edits, *edits), (*untouched, *before.untouched), request)
         return copy.deepcopy(model) if model is self.dense else model, plan
 
     def stage(self, kind: Kind, model: nn.Module, others: frozenset[Kind] = frozenset()) -> Stage:
@@ -236,37 +237,16 @@ def _not_run(model: nn.Module, called: set[str]) -> list[Untouched]:
     return [Untouched.because(name, because(Cause.NOT_RUN)) for name in names]
 
 
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        is_pruned = any(name.endswith("_mask") for name, _ in model.named_buffers())
-        hint = "first torch.nn.utils.prune.remove(layer, 'weight'): " if is_pruned else ""
-        raise ValueError(
-            f"the model cannot be copied, and compress works on a copy: {hint}{first_line(error)}"
-        ) from error
-
-
-def _unfused(model: nn.Module, dense: nn.Module) -> list[Unfuse]:
-    """Return an edit for every attention module that is made of plain layers in the copy."""
-    return [
-        Unfuse(name)
-        for name, module in model.named_modules()
-        if name
-        and isinstance(module, nn.MultiheadAttention)
-        and not isinstance(dense.get_submodule(name), nn.MultiheadAttention)
-    ]
-
-
 def _unknown_layers(dense: nn.Module, edited: set[str]) -> list[Untouched]:
     """Return the modules with weights that no kind knows, such as recurrent ones."""
     untouched = []
     for name, module in dense.named_modules():
-        is_leaf = next(module.children(), None) is None
+        is_leaf = all(child == "parametrizations" for child, _ in module.named_children())
         has_weight = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if not name or is_layer(module) or not is_leaf or not has_weight:
             continue
         is_edited = name in edited or any(layer.startswith(f"{name}.") for layer in edited)
-        if not is_edited and not name.endswith(".parametrizations.weight"):
-            untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=type(module).__name__)))
+        if not is_edited and ".parametrizations." not in f".{name}.":
+            kind = type_before_parametrizations(module).__name__
+            untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=kind)))
     return untouched

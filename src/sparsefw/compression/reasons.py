@@ -84,6 +84,17 @@ class Cause(Enum):
         "refitted without asking whether plain would be better: the outputs of part of a batch cannot be compared",
         NOTE,
     )
+    BAKED = (
+        "its {tensor}, which {by} computed, is stored as it is in evaluation: training on would move it directly",
+        NOTE,
+    )
+    REPLACED = "{type} became a plain {plain} that computes the same in evaluation", NOTE
+    NOT_BAKED = "its weight stays computed: no plain layer computes the same as {type}", NOTE
+    NOT_BAKED_SHARED = "its weight stays computed: it is computed from a parameter of {other}", NOTE
+    NOT_BAKED_CODE = (
+        "its weight stays computed: the model needs more than a plain layer in its place ({error})",
+        NOTE,
+    )
     NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
     NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
     NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE

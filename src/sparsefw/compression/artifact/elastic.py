@@ -43,7 +43,7 @@ from sparsefw.kinds import FILTERS, Kind, kind_of
 from sparsefw.recovery_words import REFIT
 
 ELASTIC_FORMAT = "sparsefw-elastic"
-SCHEMA = 3
+SCHEMA = 4
 WEIGHTS_FILE = "model.safetensors"
 STATISTICS = f"{OWN}statistics."
 SIZE = f"{OWN}size."
@@ -51,7 +51,7 @@ HEADER_KEYS = {
     "kind",
     "model",
     "state",
-    "unfused",
+    "prepared",
     "input",
     "probe",
     "dense",
@@ -140,13 +140,14 @@ def save_elastic(
 def _header(pipeline: Pipeline, kind: Kind, state: dict[str, Any], probe: Probe | Reason) -> dict[str, Any]:
     """Return what plan.json says of the dense network."""
     dense_costs = costs(pipeline.dense, pipeline.example)
+    before = pipeline.preparation
     return {
         "format": ELASTIC_FORMAT,
         "schema": SCHEMA,
         "kind": kind.name,
         "model": built_from(pipeline.source),
         "state": state,
-        "unfused": Plan(tuple(pipeline.unfused), note_of(probe)).to_json(),
+        "prepared": Plan(before.edits, (*before.untouched, *note_of(probe))).to_json(),
         "input": countable_shapes(pipeline.dense, pipeline.example, dense_costs.macs),
         "probe": probe.to_json() if isinstance(probe, Probe) else None,
         "dense": asdict(dense_costs),

@@ -228,8 +228,8 @@ class ElasticFolder:
         arguments = self.kind.compress_arguments(ratio)
         by = [] if target is None else list(arguments)
         request = {**arguments, "removed": arguments, "target": target, "by": by, "refit": refit}
-        unfused = read_plan(self.path, self.header["unfused"])
-        plan = Plan((*unfused.edits, *plan.edits), (*plan.untouched, *unfused.untouched), request)
+        before = read_plan(self.path, self.header["prepared"])
+        plan = Plan((*before.edits, *plan.edits), (*plan.untouched, *before.untouched), request)
         certificate = {
             "costs": {"dense": self.header["dense"], "compressed": entry["costs"]},
             "metrics": {"compressed": entry["metric"]},
@@ -250,7 +250,7 @@ def open_elastic(
     tensors = read_tensors(path / WEIGHTS_FILE)
     # The memory format is set last: setting it copies the weights, and by then they are fewer.
     state = {**header["state"], "channels_last": False}
-    model = rebuilt(path, header.get("model"), constructor, read_plan(path, header.get("unfused")), tensors, state)
+    model = rebuilt(path, header.get("model"), constructor, read_plan(path, header.get("prepared")), tensors, state)
     try:
         record = stage_record.from_file(header.get("order"), tensors)
     except ValueError as error:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from sparsefw.compression.reasons import Cause, Reason
-from sparsefw.compression.structure import factorisation, layers, masks, surgery
-from sparsefw.compression.structure.attention import PlainAttention, unfuse
+from sparsefw.compression.structure import computed, factorisation, layers, masks, stand_ins, surgery
+from sparsefw.compression.structure.attention import PlainAttention, plain_attention, unfuse
 from sparsefw.compression.structure.channels import Side
 from sparsefw.compression.structure.ties import kept_tied
 from sparsefw.geometry.cuts import largest_masks
@@ -25,6 +25,7 @@ class Edit(ABC):
 
     layer: str
     word: ClassVar[str]
+    prepares: ClassVar[bool] = False  # it only makes the dense model one of plain layers, which computes the same
 
     @abstractmethod
     def __str__(self) -> str:
@@ -44,6 +45,7 @@ class Unfuse(Edit):
 
     layer: str
     word: ClassVar[str] = "unfuse"
+    prepares: ClassVar[bool] = True
 
     def apply(self, model: nn.Module) -> None:
         if not isinstance(model.get_submodule(self.layer), PlainAttention):  # already replaced under another name
@@ -53,6 +55,84 @@ class Unfuse(Edit):
 
     def __str__(self) -> str:
         return f"{self.layer}: four linear layers"
+
+
+@dataclass(frozen=True)
+class Bake(Edit):
+    """A tensor that a parametrization or a hook computes from others becomes an ordinary parameter.
+
+    shape     of the tensor
+    same_as   the name of the earlier tensor that it is one with, where both were computed alike from one parameter; or empty
+    """
+
+    layer: str
+    tensor: str
+    shape: tuple[int, ...]
+    same_as: str = ""
+    word: ClassVar[str] = "bake"
+    prepares: ClassVar[bool] = True
+
+    def apply(self, model: nn.Module) -> None:
+        module = model.get_submodule(self.layer)
+        is_trained = any(source.requires_grad for source in computed.sources_of(module, self.tensor))
+        value = computed.value_of(module, self.tensor)
+        self._store(model, nn.Parameter(value, requires_grad=is_trained))
+
+    def reshape(self, model: nn.Module) -> None:
+        dtype = next(model.get_submodule(self.layer).parameters()).dtype
+        self._store(model, computed.placeholder(self.shape, dtype))
+
+    def _store(self, model: nn.Module, value: nn.Parameter) -> None:
+        shared = model.get_parameter(self.same_as) if self.same_as else value
+        computed.store(model.get_submodule(self.layer), self.tensor, shared)
+
+    def __str__(self) -> str:
+        return f"{self.layer}: its {self.tensor} is stored instead of computed"
+
+
+@dataclass(frozen=True)
+class Replace(Edit):
+    """A module that computes its weight by code of its own becomes a plain layer.
+
+    type      the class of the layer; shape is that of its weight, and the others are as in that class
+    product   which convolution or matrix product in the module has the weight
+    sample    the shape of an input
+    """
+
+    layer: str
+    type: str
+    shape: tuple[int, ...]
+    biased: int
+    groups: int
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    padding_mode: str
+    product: int
+    sample: tuple[int, ...]
+    word: ClassVar[str] = "replace"
+    prepares: ClassVar[bool] = True
+
+    @classmethod
+    def by(cls, layer: str, found: stand_ins.Found) -> Replace:
+        return cls(layer, **vars(found.form), product=found.product, sample=found.sample)
+
+    @property
+    def form(self) -> stand_ins.Form:
+        return stand_ins.Form(**{f.name: getattr(self, f.name) for f in fields(stand_ins.Form)})
+
+    def apply(self, model: nn.Module) -> None:
+        old = model.get_submodule(self.layer)
+        layers.replace_everywhere(model, old, stand_ins.filled(old, self.form, self.product, self.sample))
+
+    def reshape(self, model: nn.Module) -> None:
+        old = model.get_submodule(self.layer)
+        new = self.form.build(next(old.parameters()).dtype, "meta").train(old.training)
+        layers.replace_everywhere(model, old, new)
+
+    def __str__(self) -> str:
+        return f"{self.layer}: a plain {self.type}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +248,9 @@ class Thin(Edit):
         return f"{self.layer}: {self.nonzero} of {self.of} weights nonzero"
 
 
-EDITS: dict[str, type[Edit]] = {edit.word: edit for edit in (Unfuse, Keep, Split, Zero, Mute, Truncate, Thin)}
+EDITS: dict[str, type[Edit]] = {
+    edit.word: edit for edit in (Bake, Replace, Unfuse, Keep, Split, Zero, Mute, Truncate, Thin)
+}
 
 
 @dataclass(frozen=True)
@@ -212,6 +294,13 @@ class Plan:
     untouched: tuple[Untouched, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)
 
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Make a copy of the dense model one of plain layers that computes the same, in place; return it."""
+        for edit in self.edits:
+            if edit.prepares and not isinstance(edit, Unfuse):
+                edit.apply(model)
+        return plain_attention(model)  # also where the model is nothing but attention
+
     def apply(self, model: nn.Module) -> None:
         """Apply all edits to the dense model, in place, weights included."""
         with kept_tied(model):
@@ -240,7 +329,7 @@ class Plan:
             raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
 
     def __str__(self) -> str:
-        lines = [str(edit) for edit in self.edits if not isinstance(edit, Unfuse)]
+        lines = [str(edit) for edit in self.edits if not edit.prepares]
         return "\n".join([*lines, *in_words(self.untouched)])
 
 

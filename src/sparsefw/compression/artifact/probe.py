@@ -99,7 +99,7 @@ def check(folder: Path, model: nn.Module, header: Any, tensors: Mapping[str, Ten
     try:
         got = _outputs(model, header["input"])
         gap = relative_gap(expected, got, whole_numbers=True) if len(got) == len(expected) else math.inf
-        if gap <= _tolerance(model, got):
+        if gap <= tolerance(model, got):
             return
         differ = f"outputs differ by {gap:.2g} of their spread"
     except Exception as error:  # of the model's own code, or of a plan that was edited
@@ -155,7 +155,7 @@ def _named(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f"{PREFIX}{i:04}": output for i, output in enumerate(outputs)}
 
 
-def _tolerance(model: nn.Module, outputs: Sequence[Tensor]) -> float:
+def tolerance(model: nn.Module, outputs: Sequence[Tensor]) -> float:
     """Return the square root of the coarsest rounding that takes part, of float32 at least."""
     types = {t.dtype for t in (*model.parameters(), *model.buffers(), *outputs) if t.is_floating_point()}
     return math.sqrt(max(torch.finfo(dtype).eps for dtype in {*types, torch.float32}))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsefw.compression.structure.layers import AnyConv, channel_axis, groups_of
+from sparsefw.compression.structure.same_padding import SamePaddedConv2d
 from sparsefw.layer_types import CONVOLUTIONS
 
 POSITIONS = 128  # per image and layer: of a larger feature map a random choice, the same for all images of a batch
@@ -61,8 +62,7 @@ def _precise(t: Tensor) -> Tensor:
 def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]) -> Tensor:
     """Return the inputs of a convolution at these positions of its output map: (images, channels, taps, positions)."""
     assert isinstance(layer, CONVOLUTIONS)
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+    padded = _padded(layer, x)
     linear = torch.zeros(1, 1, dtype=torch.long, device=x.device)
     rest = positions
     step = 1
@@ -74,3 +74,10 @@ def patches(layer: Any, x: Tensor, positions: Tensor, output_size: Sequence[int]
         linear = (index.unsqueeze(1) + linear.unsqueeze(0)).flatten(0, 1)
         step *= padded.shape[2 + axis]
     return padded.flatten(2)[:, :, linear.flatten()].unflatten(2, linear.shape)
+
+
+def _padded(layer: Any, x: Tensor) -> Tensor:
+    if isinstance(layer, SamePaddedConv2d):
+        return layer.padded(x)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsefw.compression.structure.layers import is_customised, replace_module
+from sparsefw.compression.structure.layers import is_customised, replace_everywhere
 
 
 class PlainAttention(nn.Module):
@@ -124,11 +124,9 @@ def unfuse(model: nn.Module, name: str) -> None:
     """Replace one nn.MultiheadAttention, under all of its names, by an equal PlainAttention."""
     old = model.get_submodule(name)
     assert isinstance(old, nn.MultiheadAttention)
-    new = from_multihead(old)
-    for other, module in list(model.named_modules(remove_duplicate=False)):
-        if module is old:
-            replace_module(model, other, new)
-        elif isinstance(module, nn.TransformerEncoder):
+    replace_everywhere(model, old, from_multihead(old))
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
             # With a padding mask it would pass on nested tensors, which plain layers do not accept.
             module.use_nested_tensor = False
 

@@ -23,21 +23,22 @@ from sparsefw.compression.structure.layers import (
     weight_of,
 )
 from sparsefw.compression.structure.masks import share_of
+from sparsefw.compression.structure.same_padding import SamePaddedConv2d
 from sparsefw.geometry.cuts import low_rank_factors
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, output_axis
 
-STANDARD: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
+STANDARD: tuple[Any, ...] = (SamePaddedConv2d, nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 
 def is_standard(layer: nn.Module) -> bool:
-    """Return whether the layer computes what torch's class does; subclasses may standardise the weight or pad differently."""
-    base = _torch_class(layer)
+    """Return whether a layer computes what its class in STANDARD does: subclasses may compute their weight or pad differently."""
+    base = _standard_class(layer)
     same = all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
     return same and not is_customised(layer)
 
 
-def _torch_class(layer: nn.Module) -> Any:
-    """Return the class of torch that the layer is an instance of."""
+def _standard_class(layer: nn.Module) -> Any:
+    """Return the class in STANDARD that the layer is an instance of."""
     return next(base for base in STANDARD if isinstance(layer, base))
 
 
@@ -133,7 +134,7 @@ def empty_pair(layer: Any, rank: int) -> tuple[nn.Module, nn.Module]:
         geometry["output_padding"] = layer.output_padding
     pointwise = CONVOLUTIONS[len(layer.kernel_size) - 1]
     first: Any = nn.utils.skip_init(
-        _torch_class(layer), layer.in_channels, between, layer.kernel_size, bias=False, **geometry, **placed
+        _standard_class(layer), layer.in_channels, between, layer.kernel_size, bias=False, **geometry, **placed
     )
     second: Any = nn.utils.skip_init(
         pointwise, between, layer.out_channels, 1, groups=layer.groups, bias=bias, **placed

@@ -16,7 +16,7 @@ from sparsefw.compression.structure.layers import (
     bare_tensor,
     groups_of,
     is_channels_last,
-    replace_module,
+    replace_everywhere,
     weight_of,
 )
 from sparsefw.compression.structure.numbers import number_of, set_number
@@ -36,9 +36,7 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
     form = norm_form(module)
     if form is not None and not isinstance(module, CountedNorm):
         norm = counted(module, form)
-        for other, same in list(model.named_modules(remove_duplicate=False)):
-            if same is module:
-                replace_module(model, other, norm)
+        replace_everywhere(model, module, norm)
         module = norm
     _KEEP[side](module, list(kept))
 
