@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_groups
-from sparsefw.compression.structure.gaps import in_double, relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights
+from sparsefw.compression.structure.trials import (
+    gap_of_networks,
+    offenders,
+    with_varied_parameters,
+    with_varied_values,
+)
 
 Removed = Mapping[Channels, Sequence[int]]  # the channels of each set that are removed
 
@@ -37,10 +41,10 @@ def removal_edits(model: nn.Module, removed: Removed) -> list[Keep]:
 
 def without(model: nn.Module, removed: Removed) -> nn.Module:
     """Return a copy from which these channels are removed."""
-    return _cut(model, removal_edits(model, removed))
+    return cut(model, removal_edits(model, removed))
 
 
-def _cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
+def cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     """Return a copy without the channels that these edits remove; weights that stay whole share the model's memory."""
     small = copy_sharing_weights(model)
     for edit in edits:
@@ -66,30 +70,13 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
 
 def _parity_and_precision(model: nn.Module, edits: Sequence[Edit], example: Any) -> tuple[float, bool]:
-    """Return the parity and whether it is that of float64: TF32 or bfloat16 would make equal outputs look different."""
-    try:
-        return _parity(model, edits, in_double(example), nn.Module.double), True
-    except Exception:  # a model with a fixed precision, or a device without float64
-        return _parity(model, edits, example, lambda model: model), False
-
-
-def _parity(
-    model: nn.Module, edits: Sequence[Edit], example: Any, converted: Callable[[nn.Module], nn.Module]
-) -> float:
-    # One copy at a time: in float64, each takes up to twice the memory of the model.
-    expected = _outputs(converted(_silenced(model, edits)), example)
-    return relative_gap(expected, _outputs(converted(_cut(model, edits)), example))
+    return gap_of_networks(lambda _: _silenced(model, edits), lambda _: cut(model, edits), example)
 
 
 def _silenced(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     silenced = copy.deepcopy(model)
     silence(silenced, edits)
     return silenced
-
-
-def _outputs(model: nn.Module, example: Any) -> Any:
-    with evaluating(model):
-        return call_on_copy(model, example)
 
 
 def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -101,8 +88,8 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
     candidates = [i for i, channels in enumerate(sets) if channels.obstacle is None]
     run_modes = modes(model, example)
-    trial = _with_varied_parameters(model), _with_varied_values(example)
-    reasons = dict(_offenders(*trial, run_modes, sets, candidates))
+    trial = with_varied_parameters(model), with_varied_values(example)
+    reasons = offenders(candidates, lambda some: _problem(*trial, run_modes, [sets[i] for i in some]))
     return [replace(channels, obstacle=reasons[i]) if i in reasons else channels for i, channels in enumerate(sets)]
 
 
@@ -111,56 +98,6 @@ def _unless_single(channels: Channels) -> Channels:
     if channels.obstacle is not None or channels.count > group_count:
         return channels
     return replace(channels, obstacle=because(Cause.ONLY_ONE if group_count == 1 else Cause.ONLY_ONE_OF_GROUP))
-
-
-def _with_varied_values(example: Any) -> Any:
-    """Return the example with random numbers in tensors that have a single value: on zeros everything looks equal."""
-    generator = torch.Generator().manual_seed(0)
-
-    def fill(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.numel() < 2 or bool((t != t.flatten()[0]).any()):
-            return t
-        return torch.randn(t.shape, generator=generator).to(t)
-
-    return tree_map(fill, example)
-
-
-def _with_varied_parameters(model: nn.Module) -> nn.Module:
-    """Return a copy with random numbers in parameters that have a single value, such as 0 or 1e-6 from their start.
-
-    A last layer or a scale of zeros would make every removal look harmless.
-    """
-    model = copy_sharing_weights(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.numel() < 2 or not p.is_floating_point() or bool((p != p.flatten()[0]).any()):
-                continue
-            value = float(p.flatten()[0])
-            noise = torch.rand(p.shape, generator=generator).to(p)
-            if value == 0:
-                p.data = 0.2 * noise - 0.1
-            else:
-                p.data = (0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value)
-    return model
-
-
-def _offenders(
-    model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: list[Channels], candidates: list[int]
-) -> list[tuple[int, Reason]]:
-    """Return the candidates that cannot be removed, each with the reason, by halving."""
-    if not candidates:
-        return []
-    problem = _problem(model, example, run_modes, [sets[i] for i in candidates])
-    if problem is None:
-        return []
-    if len(candidates) == 1:
-        return [(candidates[0], problem)]
-    half = len(candidates) // 2
-    first = _offenders(model, example, run_modes, sets, candidates[:half])
-    second = _offenders(model, example, run_modes, sets, candidates[half:])
-    # If each half can be removed but not both, neither is safe.
-    return [*first, *second] or [(i, problem) for i in candidates]
 
 
 def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: list[Channels]) -> Reason | None:
