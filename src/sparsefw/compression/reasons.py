@@ -64,7 +64,7 @@ class Cause(Enum):
     REMOVAL_DIFFERS = "removing them is not the same as silencing them"
 
     # Low rank.
-    RANK_ONE = "its matrices ({groups} of {outputs} x {inputs}) have rank 1"
+    RANK_ONE = "its matrices have rank 1, as those of depthwise convolutions"
     NEVER_SMALLER = "two layers would not be smaller at any rank"
     WHOLE_IS_SMALLER = "two layers would be smaller only above rank={least}"
     FAILS_AS_TWO = "the model does not run with two layers in its place ({error})"

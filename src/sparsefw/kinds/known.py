@@ -30,7 +30,7 @@ class Rank(Kind):
     def unfit_reason(self, module: nn.Module, weight: Tensor) -> str | None:
         reason = super().unfit_reason(module, weight)
         if reason is None and largest_rank(module, weight.shape) == 1:
-            return "its matrices have rank 1: nothing to choose"
+            return "its matrices have rank 1, as those of depthwise convolutions"
         return reason
 
 

@@ -50,9 +50,8 @@ def obstacle(model: nn.Module, name: str) -> Reason | None:
         )  # that of a linear layer has no geometry, and is tried
     if sum(module is layer for _, module in model.named_modules(remove_duplicate=False)) > 1:
         return because(Cause.SEVERAL_NAMES)
-    groups, n, f = as_matrices(layer).shape
     if full_rank(layer) == 1:
-        return because(Cause.RANK_ONE, groups=groups, outputs=n, inputs=f)
+        return because(Cause.RANK_ONE)
     return None if is_smaller(layer, 1) else because(Cause.NEVER_SMALLER)
 
 
