@@ -215,7 +215,8 @@ PAPER = ("cifar10-resnet18", "cifar100-wide-resnet", "imagenet-resnet50", "citys
 def test_on_the_papers_networks_rank_means_all_convolutions(name):
     """And nothing else: its methods were compared on these weights."""
     recipe = load_recipe(f"{name}-rank-paper")
-    model = build(recipe.model.name, **recipe.model.arguments)
+    narrow = {"width": 8} if "pspnet" in name else {}
+    model = build(recipe.model.name, **recipe.model.arguments, **narrow)
     settings = OptimizerSettings(0.1, 0.9, 5e-4, False, "sgd", 0.1, steps=100)
     convolutions = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, nn.Conv2d)}
     names = {id(p): n for n, p in model.named_parameters()}
