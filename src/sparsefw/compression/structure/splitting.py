@@ -46,7 +46,7 @@ def gap_of_split(model: nn.Module, pairs: Mapping[str, Factors], example: Any) -
     def with_products(is_double: bool) -> nn.Module:
         one = copy_sharing_weights(model)
         for name, pair in pairs.items():
-            exact = copy_sharing_weights(pair).double() if is_double else pair
+            exact: Any = copy_sharing_weights(pair).double() if is_double else pair
             layer: Any = one.get_submodule(name)
             layer.weight = nn.Parameter(exact.weight.detach())
             layer.bias = None if exact.bias is None else nn.Parameter(exact.bias.detach())
