@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sparsefw import constrain, smaller
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Split
 from sparsefw.compression.reasons import Cause
 from sparsefw.compression.structure.factorisation import split
 from sparsefw.compression.structure.splitting import can_compare, gap_of_split, unsplittable_layers
+from sparsefw.models.vit import ViT
 
 
 class Two(nn.Module):
@@ -244,3 +246,17 @@ def test_fused_kernels_of_transformer_layers_may_read_the_product():
         "1.layers.1.linear2",
     }
     assert small.parity < 1e-5
+
+
+def test_constrain_smaller_and_compress_speak_of_the_same_layers():
+    torch.manual_seed(0)
+    net = ViT(in_channels=1, image=8, patch=2, width=32, depth=1, heads=2, mlp_ratio=2)
+    x = torch.randn(4, 1, 8, 8)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    groups = constrain(net, "rank", steps=1000, report=None)
+    constrained = {name for group in groups if group["region"] is not None for name, _ in group["params"]}
+    with smaller(net, rank=0.7, example=x):
+        lowered = {name for name, p in net.named_parameters() if not torch.equal(p, before[name])}
+    split_ = {f"{edit.layer}.weight" for edit in compress(net, rank=0.7, example=x).plan.edits}
+    assert constrained == lowered == split_
+    assert len(split_) == 5  # patches, qkv, proj, and both layers of the MLP
