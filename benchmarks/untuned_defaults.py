@@ -174,6 +174,9 @@ PAIRS = [
     Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "neurons", 1_000, 64, 0.05),
     Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "weights", 600, 64, 1e-3, "adamw", 0.01),
     Pair("GRU", TextGRU, "text", "neurons", 500, 32, 0.05),
+    # Added when rank came to mean linear layers too.
+    Pair("ViT", lambda: small_vit(1, 8, 2), "digits", "rank", 1_200, 64, 1e-3, "adamw", 0.05),
+    Pair("BERT", bert, "text", "rank", 600, 32, 1e-3, "adamw", 0.01),
 ]  # fmt: skip
 
 

@@ -1,5 +1,8 @@
 """Families of torch's own modules, and the axes of their weights."""
 
+import math
+from collections.abc import Sequence
+
 from torch import nn
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -20,3 +23,16 @@ def output_axis(layer: nn.Module) -> int:
 def input_axis(layer: nn.Module) -> int:
     """Return the axis of the weight that counts input channels."""
     return 1 - output_axis(layer)
+
+
+def largest_rank(layer: nn.Module, shape: Sequence[int]) -> int:
+    """Return the largest rank that a weight of this shape can have: of outputs x (inputs * kernel), one matrix per group.
+
+    >>> [largest_rank(layer, layer.weight.shape) for layer in (nn.Conv2d(8, 6, 3), nn.Conv2d(8, 8, 3, groups=8))]
+    [6, 1]
+    """
+    groups = layer.groups if isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) else 1
+    outputs = shape[output_axis(layer)]
+    if isinstance(layer, TRANSPOSED):
+        return min(outputs, math.prod(shape) // outputs // groups)
+    return min(outputs // groups, math.prod(shape) // outputs)

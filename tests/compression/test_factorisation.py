@@ -19,6 +19,7 @@ from sparsefw.compression.structure.factorisation import (
     full_rank,
     is_smaller,
     kept_rank,
+    least_ratio,
     split,
     truncate,
 )
@@ -282,22 +283,55 @@ def test_a_layer_that_would_not_get_smaller_stays_one_and_is_listed():
     net = chain(8, 8, 8, 4)
     small = compress(net, rank=0.4, example=normal(2, 8))  # rank 4 of 8 x 8: 64 weights either way
     assert small.plan.edits == (Truncate("0", 4), Truncate("2", 4))
-    assert [(u.layer, u.reason) for u in small.plan.untouched if not u.note] == [
-        ("4", "the model's output"),
-        ("0", "two layers would not be smaller"),
-        ("2", "two layers would not be smaller"),
-    ]
+    assert [(u.layer, u.reason) for u in small.plan.untouched if not u.note] == [("4", "the model's output")]
+    reason = "its rank is lower, in one layer: two would be smaller only above rank=0.5"
+    assert [(u.layer, u.reason) for u in small.plan.untouched if u.note][:2] == [("0", reason), ("2", reason)]
     U, s, V = np.linalg.svd(net[0].weight.detach().numpy())
     np.testing.assert_allclose(small.model[0].weight.detach().numpy(), (U[:, :4] * s[:4]) @ V[:4], atol=1e-9)
     assert small.costs.parameters == small.dense.parameters
-    assert "two layers would not be smaller" in str(small)
+    assert f"0, 2: {reason}" in str(small)
+
+
+@pytest.mark.parametrize("n, f", [(64, 64), (48, 144), (30, 70), (5, 3)])
+def test_two_layers_are_smaller_above_the_least_ratio_and_only_there(n, f):
+    layer = nn.Linear(f, n)
+    for kept in range(1, min(n, f) + 1):
+        removed = 1 - kept / min(n, f)
+        assert is_smaller(layer, kept) == (removed > least_ratio(layer) + 1e-12)
+
+
+def test_for_a_target_no_layer_loses_rank_that_saves_nothing():
+    """At params=0.8, 64 of 64 x 16 are worth splitting long before any of 16 x 16, which is half of them at least."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16), nn.Linear(16, 2))
+    small = compress(net, target="params=0.8", by="rank", example=torch.randn(2, 16))
+    assert small.costs.parameters <= 0.8 * small.dense.parameters
+    assert {type(edit) for edit in small.plan.edits} == {Split}
+    assert {edit.layer for edit in small.plan.edits} == {"2", "4"}
+    assert torch.equal(small.model[0].weight, net[0].weight)
+    assert ("0", "two layers would be smaller only above rank=0.5") in [
+        (u.layer, u.reason) for u in small.plan.untouched if not u.note
+    ]
+
+
+def test_square_layers_meet_a_target_too():
+    small = compress(chain(16, 16, 16, 16, 2), target="params=0.7", by="rank", example=normal(2, 16))
+    assert {type(edit) for edit in small.plan.edits} == {Split}
+    assert 0.6 < small.costs.parameters / small.dense.parameters <= 0.7
+
+
+def test_matrices_of_two_by_two_are_never_split():
+    net = nn.Sequential(nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 32, 3), nn.Conv2d(32, 2, 1))
+    small = compress(net, rank=0.5, example=torch.randn(1, 4, 8, 8))
+    assert ("0", "two layers would not be smaller at any rank") in [(u.layer, u.reason) for u in small.plan.untouched]
+    assert torch.equal(small.model[0].weight, net[0].weight)
 
 
 def test_layers_of_rank_one_are_listed():
     net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 32, 3), nn.Conv2d(32, 2, 1))
     small = compress(net, rank=0.9, example=torch.randn(1, 4, 8, 8))
     assert [(u.layer, u.reason) for u in small.plan.untouched if not u.note] == [
-        ("0", "its matrices have rank 1"),
+        ("0", "its matrices have rank 1, as those of depthwise convolutions"),
         ("2", "the model's output"),
     ]
 

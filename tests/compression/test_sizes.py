@@ -159,15 +159,15 @@ def test_gradients_are_those_of_the_compressed_network_and_zero_elsewhere(networ
 
 
 def test_gradients_of_low_rank_stay_in_the_leading_directions():
-    """diag(3, 1): the second direction goes, and with it the gradient's second row."""
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    """Singular values 3 and 1: the second direction goes, and with it the gradient's second row."""
+    model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
     with torch.no_grad():
-        model[0].weight.copy_(torch.diag(torch.tensor([3.0, 1.0])))
+        model[0].weight.copy_(torch.tensor([[3.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
         model[1].weight.fill_(1.0)
-    with smaller(model, rank=0.5, example=torch.ones(1, 2).double()):
-        assert torch.allclose(model[0].weight, torch.tensor([[3.0, 0.0], [0.0, 0.0]]).double())
-        model(torch.tensor([[1.0, 2.0]]).double()).sum().backward()
-    assert torch.allclose(model[0].weight.grad, torch.tensor([[1.0, 2.0], [0.0, 0.0]]).double())
+    with smaller(model, rank=0.5, example=torch.ones(1, 3).double()):
+        assert torch.allclose(model[0].weight, torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]).double())
+        model(torch.tensor([[1.0, 2.0, 5.0]]).double()).sum().backward()
+    assert torch.allclose(model[0].weight.grad, torch.tensor([[1.0, 2.0, 5.0], [0.0, 0.0, 0.0]]).double())
 
 
 def test_gradients_add_to_those_that_are_there():

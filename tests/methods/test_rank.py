@@ -11,7 +11,11 @@ from torch import nn
 from methods.by_hand import after_epoch, layer, optimizer_of, step
 from sparsefw.geometry import Spectrum
 from sparsefw.geometry.cuts import soft_cut
-from sparsefw.methods import FR, NUC, TRP, Scion, SVDEnergy
+from sparsefw.methods import FR, NUC, TRP, Scion, SVDEnergy, method_from
+from sparsefw.methods.base import OptimizerSettings
+from sparsefw.methods.weight_stacks import weight_stacks
+from sparsefw.models import build
+from sparsefw.train import load_recipe
 
 # Orthogonal rows: singular values are their lengths, 3 and 6; a matrix of 3 x 4 of rank two.
 ROWS = [[1.0, 2.0, 2.0, 0.0], [4.0, 2.0, -4.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
@@ -202,3 +206,43 @@ def test_weights_in_half_precision_are_cut_by_an_svd_in_full():
     net = layer([[3.0, 0.0], [0.0, 1.0]]).to(torch.bfloat16)
     TRP(svd=True, threshold=0.2).after_epoch(net, None, 1, 3)
     assert torch.equal(net[0].weight.detach().flatten(1).float(), torch.tensor([[3.0, 0.0], [0.0, 0.0]]))
+
+
+PAPER = ("cifar10-resnet18", "cifar100-wide-resnet", "imagenet-resnet50", "cityscapes-pspnet")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_on_the_papers_networks_rank_means_all_convolutions(name):
+    """And nothing else: its methods were compared on these weights."""
+    recipe = load_recipe(f"{name}-rank-paper")
+    narrow = {"width": 8} if "pspnet" in name else {}
+    model = build(recipe.model.name, **recipe.model.arguments, **narrow)
+    settings = OptimizerSettings(0.1, 0.9, 5e-4, False, "sgd", 0.1, steps=100)
+    convolutions = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    names = {id(p): n for n, p in model.named_parameters()}
+    assert {names[id(p)] for stack in weight_stacks(model, "rank") for p in stack.parameters} == convolutions
+    for method in (recipe.method, Scion()):
+        groups = method.optimizer(model, settings, None).param_groups
+        assert {n for g in groups if g["region"] is not None for n in g["param_names"]} == convolutions
+
+
+def test_with_everything_constrained_linear_layers_get_l2_balls():
+    """As in the code of the paper's authors, where rank means convolutions, and the head is one of the other tensors."""
+    model = build("resnet_digits")
+    settings = OptimizerSettings(0.1, 0.9, 5e-4, False, "sgd", 0.1, steps=100)
+    method = method_from(
+        {"name": "sparsefw", "kind": "rank", "k": 0.2, "w": 20, "rescale": "gradient", "everything": True}
+    )
+    groups = method.optimizer(model, settings, None).param_groups
+    views = {n: type(g["region"].view) for g in groups for n in g["param_names"]}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            assert views[f"{name}.weight"] is Spectrum
+        elif isinstance(module, nn.Linear):
+            assert views[f"{name}.weight"] is not Spectrum
+
+
+def test_methods_on_singular_values_act_on_linear_layers_too():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    acted_on = {id(p) for stack in weight_stacks(net, "rank") for p in stack.parameters}
+    assert acted_on == {id(net[0].weight), id(net[2].weight)}

@@ -240,6 +240,27 @@ def test_a_word_means_weights_whatever_the_types():
     assert regions["0.bias"] is None
 
 
+def test_rank_means_the_layers_that_compression_splits():
+    """Convolutions and linear layers, but for the output and for matrices of rank 1, with every step-size rule."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8, 6), nn.Linear(6, 1), nn.Linear(1, 4)
+    )  # fmt: skip
+    for how in (dict(steps=100), dict(k=0.5, w=1.0)):
+        groups = constrain(net, "rank", report=None, **how)
+        constrained = {name for name, region in regions_by_name(groups).items() if region is not None}
+        assert constrained == {"0.weight", "3.weight"}
+        reasons = {row.name: row.region for row in groups.rows}
+        assert reasons["1.weight"] == reasons["4.weight"]
+        assert "rank 1" in reasons["1.weight"]
+        assert reasons["5.weight"] == "- (taken for the output)"
+
+
+def test_the_only_linear_layer_of_a_rule_is_not_taken_for_the_output():
+    assert regions_by_name(constrain(nn.Linear(6, 5), "rank", k=2, w=1.0, report=None))["weight"] is not None
+    named = [Rule("fc.weight", "rank", k=2), Rule("*", "rank", k=1)]
+    assert regions_by_name(constrain(Net(), named, w=1.0, report=None))["fc.weight"] is not None
+
+
 def test_tied_weights_are_found_under_every_name():
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -6,12 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 from torch import nn
 
 from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
-from sparsefw.compression.artifact.plan import Plan, in_words
+from sparsefw.compression.artifact.plan import Keep, Plan, Split, in_words
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import Latency, measure, repeated
 from sparsefw.compression.pipeline import Pipeline
@@ -26,8 +26,10 @@ from sparsefw.compression.settings import (
     settings_from,
     takes_settings,
 )
+from sparsefw.compression.structure.factorisation import Factors
 from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating, private_copy
-from sparsefw.compression.structure.removal import parity
+from sparsefw.compression.structure.removal import cut, parity
+from sparsefw.compression.structure.splitting import can_compare, gap_of_split
 from sparsefw.compression.target import DROP, Target, find_level
 from sparsefw.kinds import FILTERS, KINDS, Kind, kind_of
 
@@ -59,9 +61,18 @@ class Compressed:
 
     @functools.cached_property
     def parity(self) -> float:
-        """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
+        """How far the smaller network is from what it stands for: the largest difference of the outputs, relative to them.
+
+        Removed channels stand for silent ones, two layers for one with the product of their weights.
+        """
         dense = self.plan.prepare(copy_sharing_weights(self._dense_model("parity")))
-        return parity(dense, self.plan.edits, self.example)
+        edits = self.plan.edits
+        split = [edit.layer for edit in edits if isinstance(edit, Split)]
+        if not split:
+            return parity(dense, edits, self.example)
+        pairs = {name: cast(Factors, self.model.get_submodule(name)) for name in split}
+        gap = gap_of_split(cut(dense, edits), pairs, self.example)[0]
+        return max(gap, parity(dense, edits, self.example)) if any(isinstance(edit, Keep) for edit in edits) else gap
 
     @functools.cached_property
     def latency(self) -> Latencies:
@@ -192,7 +203,7 @@ def compress(
         raise ValueError(f"by={by!r} names the kinds to remove for a target=; give target= too")
     driven = () if goal is None else _driven(FILTERS.name if by is None else by, amounts)
     _check_request(settings, amounts, goal, driven, evaluate)
-    pipeline = Pipeline(model, settings)
+    pipeline = Pipeline(model, settings, driven)
     request: dict[str, Any] = {
         **{name: removed.get(name) for name in KINDS},
         "target": target,
@@ -211,13 +222,24 @@ def compress(
     plan = replace(plan, request={**request, **plan.request})
     dense_costs = costs(pipeline.dense, pipeline.example)
     small = Compressed(new, plan, dense_costs, costs(new, pipeline.example), pipeline.source, pipeline.example)
+    _check_parity(small, settings, amounts)
+    return small
+
+
+def _check_parity(small: Compressed, settings: Settings, amounts: Amounts) -> None:
+    """Refuse a network that computes something else than what it stands for."""
     removes_channels = settings.form == REMOVED and any(kind.of_channels for kind in amounts)
     if removes_channels and not small.parity < LARGEST_PARITY_GAP:
         raise ValueError(
             f"removing these channels is not the same as silencing them (outputs differ by {small.parity:.2g}): "
             "the model depends on the number of channels; exclude the layers that cause this"
         )
-    return small
+    splits = any(isinstance(edit, Split) for edit in small.plan.edits)
+    if splits and not small.parity < LARGEST_PARITY_GAP and can_compare(small.model, small.example):
+        raise ValueError(
+            f"two layers in place of one do not compute the same (outputs differ by {small.parity:.2g}): "
+            "exclude the layers that cause this"
+        )
 
 
 def _driven(by: str | Sequence[str], amounts: Amounts) -> tuple[Kind, ...]:

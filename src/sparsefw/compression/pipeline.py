@@ -17,7 +17,7 @@ import copy
 import fnmatch
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -56,12 +56,14 @@ class Pipeline:
     preparation   the edits that made the copy one of plain layers, and notes on them
     example       one input, to follow shapes
     calibration   the inputs to recover on; None if there are none
+    driven        the kinds of which as much is removed as a target takes
     """
 
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
+    def __init__(self, model: nn.Module, settings: Settings, driven: Collection[Kind] = ()) -> None:
         model = unwrapped(model)
         check_model(model)
         self.settings = settings
+        self.driven = frozenset(driven)
         self.progress = shown(settings.progress)
         self.source = model
         self.calibration = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
@@ -138,7 +140,9 @@ class Pipeline:
 
     def _make_stage(self, kind: Kind, model: nn.Module, others: frozenset[Kind]) -> Stage:
         allocation = ALLOCATIONS[self.settings.allocation or kind.allocation]()
-        request = StageRequest(kind, model, self.example, self.calibration, self.settings, allocation, others)
+        request = StageRequest(
+            kind, model, self.example, self.calibration, self.settings, allocation, others, kind in self.driven
+        )
         stage = stage_for(request)
         if model is self.dense:
             stage.require_units(kind)

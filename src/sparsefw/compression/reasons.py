@@ -65,10 +65,14 @@ class Cause(Enum):
     REMOVAL_DIFFERS = "removing them is not the same as silencing them"
 
     # Low rank.
-    RANK_ONE = "its matrices have rank 1"
-    TWO_NOT_SMALLER = "two layers would not be smaller"
+    RANK_ONE = "its matrices have rank 1, as those of depthwise convolutions"
+    NEVER_SMALLER = "two layers would not be smaller at any rank"
+    WHOLE_IS_SMALLER = "two layers would be smaller only above rank={least}"
+    FAILS_AS_TWO = "the model does not run with two layers in its place ({error})"
+    DIFFERS_AS_TWO = "the model does not compute the same with two layers in its place"
 
     # Notes.
+    TWO_NOT_SMALLER = "its rank is lower, in one layer: two would be smaller only above rank={least}", NOTE
     NEARLY_EMPTY = "nearly empty: {nonzero} of {count} weights left", NOTE
     NO_CALIBRATION = "none was given: the remaining weights were not fitted", NOTE
     NO_CALIBRATION_FOR_NORMS = (

@@ -85,6 +85,10 @@ class Kind:
         """Whether training by this kind leaves out the layer that writes the output."""
         return True
 
+    def frees_output(self, module: nn.Module) -> bool:
+        """Return whether this layer, where it writes the output, is left out by every step-size rule, also by the paper's."""
+        return False
+
     @property
     def requirement(self) -> str:
         """The layers that a network must have for this kind, in words."""

@@ -13,13 +13,31 @@ from sparsefw.geometry import Ball, Elements, Groups, NMBall, Spectrum, View
 from sparsefw.kind_words import PATTERN, is_pattern
 from sparsefw.kinds.heads import Heads
 from sparsefw.kinds.kind import Kind
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, input_axis
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, input_axis, largest_rank
 from sparsefw.text import did_you_mean
+
+
+class Rank(Kind):
+    """Singular values of convolutions and linear layers.
+
+    A linear layer that writes the output keeps its rank in compression, and is left free in training. On the paper's networks,
+    whose only linear layer writes the output, these are the paper's weights: all convolutions.
+    """
+
+    def frees_output(self, module: nn.Module) -> bool:
+        return isinstance(module, nn.Linear)
+
+    def unfit_reason(self, module: nn.Module, weight: Tensor) -> str | None:
+        reason = super().unfit_reason(module, weight)
+        if reason is None and largest_rank(module, weight.shape) == 1:
+            return "its matrices have rank 1, as those of depthwise convolutions"
+        return reason
+
 
 FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), score="l1", of_channels=True)
 NEURONS = Kind("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
 HEADS = Heads("heads", "attention heads", Groups(axis=1), (), score="l1", of_channels=True, least_w=3.0)
-RANK = Kind("rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED), least_w=0.2)
+RANK = Rank("rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear), least_w=0.2)
 WEIGHTS = Kind(
     "weights",
     "weights",

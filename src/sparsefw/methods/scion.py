@@ -8,6 +8,7 @@ Jordan et al.: Muon, 2024.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ from torch import nn
 from sparsefw.geometry import SpectralBall
 from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
+from sparsefw.methods.weight_stacks import candidates_of
 from sparsefw.optim import SFW, Diameter, Rule, constrain
 from sparsefw.optim.radius import LARGEST_W, LEAST_W
 
@@ -25,7 +27,8 @@ from sparsefw.optim.radius import LARGEST_W, LEAST_W
 class Scion(Method):
     """theta <- (1 - eta) theta + eta v with v = argmin over ||V||_2 <= radius of <V, m> = -radius U V^T, m = U S V^T.
 
-    On convolutions, seen as matrices. As in Muon, eta = lr / diameter does not depend on the length of the gradient.
+    On convolutions and linear layers, seen as matrices. As in Muon, eta = lr / diameter does not depend on the length of the
+    gradient.
 
     w   size of the balls as in SparseFW: their diameter is 2 w times the norm of the default initialisation
     """
@@ -38,5 +41,6 @@ class Scion(Method):
     w: float = Field(default=1.0, ge=LEAST_W, le=LARGEST_W)
 
     def optimizer(self, model: nn.Module, settings: OptimizerSettings, report: Callable[[str], Any] | None) -> SFW:
-        rule = Rule("*weight", kind=SpectralBall, w=self.w, types=RANK.layers)
+        names = tuple(glob.escape(c.alias.name) for c in candidates_of(model, RANK))
+        rule = Rule(names, kind=SpectralBall, w=self.w)
         return settings.make(constrain(model, rule, report=report), rescale=Diameter())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparsefw.config_base import ConfigError, KindName
 from sparsefw.geometry import Groups
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.region_rules import coupled_filters, rules_for_other_tensors
 from sparsefw.methods.region_schedule import RegionSchedule
@@ -153,7 +154,9 @@ class SparseFW(Method):
         """Return the rules for the kind, with coupled filters where that is wanted and possible."""
         # A rule that names parameters constrains all of them; the kind alone would leave the output layer free.
         names = tuple(glob.escape(name) for name, _ in model.named_parameters()) if self.everything else "*"
-        uncoupled = [Rule(names, kind=self.kind, gauge=self.gauge)]
+        # The code of the paper's authors constrains the singular values of convolutions, and linear layers to L2 balls.
+        types = (*CONVOLUTIONS, *TRANSPOSED) if self.everything and self.prepares is RANK else None
+        uncoupled = [Rule(names, kind=self.kind, gauge=self.gauge, types=types)]
         if self.coupled and example is None:
             raise ConfigError("method.coupled: needs an example batch, to follow the channels of the network")
         coupled = self.coupled

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry.matrices import as_matrices, from_matrices
 from sparsefw.kinds import Kind, kind_of
-from sparsefw.optim.rules import Rule, match_rules
+from sparsefw.optim.rules import Candidate, Rule, match_rules
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,14 @@ class _Cached:
 _CACHE: WeakKeyDictionary[nn.Module, dict[Kind, _Cached]] = WeakKeyDictionary()
 
 
+def candidates_of(model: nn.Module, kind: Kind) -> list[Candidate]:
+    """Return the weights that a method of this kind acts on."""
+    return [c for c in match_rules(model, [Rule(kind=kind.name)]) if c.rule is not None and not c.unfit_reason]
+
+
 def _find_stacks(model: nn.Module, kind: Kind) -> list[WeightStack]:
     by_shape: dict[tuple, list[Tensor]] = {}
-    for candidate in match_rules(model, [Rule(kind=kind.name)]):
-        if candidate.rule is not None and not candidate.unfit_reason:
-            p = candidate.parameter
-            by_shape.setdefault((candidate.axis, p.shape, p.device), []).append(p)
+    for candidate in candidates_of(model, kind):
+        p = candidate.parameter
+        by_shape.setdefault((candidate.axis, p.shape, p.device), []).append(p)
     return [WeightStack(tuple(parameters), axis) for (axis, *_), parameters in by_shape.items()]

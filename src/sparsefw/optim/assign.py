@@ -16,10 +16,8 @@ from sparsefw.optim.gradientless import remember_model
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.rules import Candidate, RegionMaker, Rule, match_rules
+from sparsefw.optim.rules import TAKEN_FOR_OUTPUT, Candidate, RegionMaker, Rule, match_rules
 from sparsefw.text import text_table
-
-TAKEN_FOR_OUTPUT = "taken for the output"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def constrain(
 
     Args:
         model: the network.
-        what: a kind, such as "filters" or "rank" (convolutions), "weights" (convolutions and linear layers), "neurons" (linear
+        what: a kind, such as "filters" (convolutions), "rank" or "weights" (convolutions and linear layers), "neurons" (linear
             layers), "heads" (attention) or "2:4" (N of every M weights along the input channels); a function that makes a
             region; or Rules.
         steps: optimizer steps of the whole training. All else then has a default: regions are sized from the weights as given,
@@ -157,7 +155,7 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
     rows: dict[Tensor, TableRow] = {}
     for c in candidates:
         rule = c.rule
-        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.is_output(c, candidates) else None)
+        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.leaves_free(c) else None)
         if rule is None or rule.kind is None or reason:
             free.append(c)
             rows[c.parameter] = _free_row(c, reason)

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.kinds import WEIGHTS
 from sparsefw.optim.block_norms import block_norms
 from sparsefw.optim.defaults import (
     DEEP_WITHOUT_NORMS,
@@ -40,9 +39,7 @@ class Pace:
         self.momentum = checked_momentum(momentum)
         self._scale_free = has_scale_free_convolutions(model)
         self._before_norms = convolutions_before_norms(model) if self._scale_free else set()
-        layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
         self.depth = unnormalised_depth(model)
-        self._last_layer = layers[-1] if layers else None
         self._horizons: dict[tuple[int, ...], Horizon] = {}
 
     def horizon_of(self, members: Sequence[Candidate]) -> Horizon | None:
@@ -84,16 +81,12 @@ class Pace:
         """Return the keys of a param group that takes steps by this rule."""
         return {} if horizon is None else {"rescale": horizon, "momentum": self.momentum}
 
-    def is_output(self, member: Candidate, candidates: Sequence[Candidate]) -> bool:
-        """Whether this is taken for the layer that writes the output, and left free: the last layer, where a kind means all.
+    def leaves_free(self, member: Candidate) -> bool:
+        """Return whether this is left free as the layer that writes the output.
 
         Its outputs have the scale of the targets, which no region knows, and none of them can be removed.
         """
-        rule = member.rule
-        if self.steps is None or rule is None or rule.names_layers:
-            return False
-        has_others = any(c.rule is rule and c is not member and not c.unfit_reason for c in candidates)
-        return has_others and any(alias.module is self._last_layer for alias in member.aliases)
+        return self.steps is not None and member.writes_output
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, View
-from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, Kind, kind_of
+from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, WEIGHTS, Kind, kind_of
 from sparsefw.layer_types import output_axis
 from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W
 from sparsefw.text import did_you_mean
 
 RegionMaker = Callable[..., Ball]
+
+TAKEN_FOR_OUTPUT = "taken for the output"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Candidate:
 
     alias   the name and the module by which the rule matched
     view    how the rule's kind sees the parameter
+    writes_output    whether this is taken for the layer that writes the output: the last layer, where a kind means all
     """
 
     parameter: Tensor
@@ -128,6 +131,7 @@ class Candidate:
     rule: Rule | None = None
     alias: Alias = field(init=False)
     view: View | None = None
+    writes_output: bool = False
 
     def __post_init__(self) -> None:
         self.alias = self.aliases[0]
@@ -145,7 +149,11 @@ class Candidate:
     def unfit_reason(self) -> str | None:
         """Why this parameter gets no region although its type fits the rule's kind; None if it gets one."""
         kind = None if self.rule is None else self.rule.named_kind
-        return None if kind is None else kind.unfit_reason(self.alias.module, self.parameter)
+        if kind is None:
+            return None
+        if self.writes_output and kind.frees_output(self.alias.module):
+            return TAKEN_FOR_OUTPUT
+        return kind.unfit_reason(self.alias.module, self.parameter)
 
 
 def match_rules(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
@@ -172,7 +180,17 @@ def match_rules(model: nn.Module, rules: list[Rule]) -> list[Candidate]:
                 candidate.rule = rule
                 candidate.alias = alias
                 candidate.view = None if views is None else views[alias.name]
+    _mark_output(model, candidates)
     return candidates
+
+
+def _mark_output(model: nn.Module, candidates: Sequence[Candidate]) -> None:
+    """Mark the weight of the last layer, unless a rule names it or leaves it as the only one of its kind."""
+    layers = [module for module in model.modules() if isinstance(module, WEIGHTS.layers)]
+    for c in candidates:
+        if c.rule is None or c.rule.names_layers or not any(alias.module is layers[-1] for alias in c.aliases):
+            continue
+        c.writes_output = any(o.rule is c.rule and o is not c and not o.unfit_reason for o in candidates)
 
 
 def _trainable_parameters(model: nn.Module) -> list[Candidate]:

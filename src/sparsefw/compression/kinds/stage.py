@@ -29,6 +29,7 @@ class StageRequest:
 
     allocation   how much each layer loses
     others       the other kinds that the user asked for by name
+    for_target   the fraction to remove is chosen to meet a target
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class StageRequest:
     settings: Settings
     allocation: Allocation
     others: frozenset[Kind] = frozenset()
+    for_target: bool = False
 
     @property
     def score(self) -> str:

@@ -25,7 +25,7 @@ from sparsefw.compression.structure.layers import (
 from sparsefw.compression.structure.masks import share_of
 from sparsefw.compression.structure.same_padding import SamePaddedConv2d
 from sparsefw.geometry.cuts import low_rank_factors
-from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, output_axis
+from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, largest_rank, output_axis
 
 STANDARD: tuple[Any, ...] = (SamePaddedConv2d, nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
@@ -45,17 +45,20 @@ def _standard_class(layer: nn.Module) -> Any:
 def obstacle(model: nn.Module, name: str) -> Reason | None:
     """Return why a layer cannot become two; None if it can."""
     layer = model.get_submodule(name)
-    if not is_standard(layer):
-        return because(Cause.OWN_FORWARD, type=type(layer).__name__)
+    if is_customised(layer) or not (is_standard(layer) or isinstance(layer, nn.Linear)):
+        return because(
+            Cause.OWN_FORWARD, type=type(layer).__name__
+        )  # that of a linear layer has no geometry, and is tried
     if sum(module is layer for _, module in model.named_modules(remove_duplicate=False)) > 1:
         return because(Cause.SEVERAL_NAMES)
-    return None if full_rank(layer) > 1 else because(Cause.RANK_ONE)
+    if full_rank(layer) == 1:
+        return because(Cause.RANK_ONE)
+    return None if is_smaller(layer, 1) else because(Cause.NEVER_SMALLER)
 
 
 def full_rank(layer: nn.Module) -> int:
     """Return the largest rank that the weight can have, per group."""
-    _, n, f = as_matrices(layer).shape
-    return min(n, f)
+    return largest_rank(layer, weight_of(layer).shape)
 
 
 def kept_rank(layer: nn.Module, ratio: float, round_to: int = 1) -> int:
@@ -69,6 +72,16 @@ def is_smaller(layer: nn.Module, rank: int) -> bool:
     """Return whether two layers of this rank have fewer weights than the one."""
     _, n, f = as_matrices(layer).shape
     return rank * (n + f) < n * f
+
+
+def least_ratio(layer: nn.Module) -> float:
+    """Return the fraction of singular values above which two layers have fewer weights than the one.
+
+    >>> least_ratio(nn.Linear(64, 64)), least_ratio(nn.Linear(64, 192))
+    (0.5, 0.25)
+    """
+    _, n, f = as_matrices(layer).shape
+    return min(n, f) / (n + f)
 
 
 def truncate(matrices: Tensor, rank: int) -> Tensor:

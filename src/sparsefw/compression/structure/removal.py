@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, modes
-from sparsefw.compression.structure.gaps import in_double, relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
-from sparsefw.compression.structure.repairs import in_pairs, repairs, square_pairs
+from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights
+from sparsefw.compression.structure.repairs import repair
 from sparsefw.compression.structure.trace import find_channels
+from sparsefw.compression.structure.trials import (
+    gap_of_networks,
+    offenders,
+    with_varied_parameters,
+    with_varied_values,
+)
 
 Removed = Mapping[Channels, Sequence[int]]  # the channels of each set that are removed
 
@@ -40,10 +44,10 @@ def removal_edits(model: nn.Module, removed: Removed) -> list[Keep]:
 
 def without(model: nn.Module, removed: Removed) -> nn.Module:
     """Return a copy from which these channels are removed."""
-    return _cut(model, removal_edits(model, removed))
+    return cut(model, removal_edits(model, removed))
 
 
-def _cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
+def cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     """Return a copy without the channels that these edits remove; weights that stay whole share the model's memory."""
     small = copy_sharing_weights(model)
     for edit in edits:
@@ -75,34 +79,13 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
 
 def _parity_and_precision(model: nn.Module, edits: Sequence[Edit], example: Any, readers: bool) -> tuple[float, bool]:
-    """Return the parity and whether it is that of float64: TF32 or bfloat16 would make equal outputs look different."""
-    try:
-        return _parity(model, edits, in_double(example), nn.Module.double, readers), True
-    except Exception:  # a model with a fixed precision, or a device without float64
-        return _parity(model, edits, example, lambda model: model, readers), False
-
-
-def _parity(
-    model: nn.Module,
-    edits: Sequence[Edit],
-    example: Any,
-    converted: Callable[[nn.Module], nn.Module],
-    readers: bool,
-) -> float:
-    # One copy at a time: in float64, each takes up to twice the memory of the model.
-    expected = _outputs(converted(_silenced(model, edits, readers)), example)
-    return relative_gap(expected, _outputs(converted(_cut(model, edits)), example))
+    return gap_of_networks(lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example)
 
 
 def _silenced(model: nn.Module, edits: Iterable[Edit], readers: bool) -> nn.Module:
     silenced = copy.deepcopy(model)
     silence(silenced, edits, readers)
     return silenced
-
-
-def _outputs(model: nn.Module, example: Any) -> Any:
-    with evaluating(model):
-        return call_on_copy(model, example)
 
 
 def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -113,16 +96,17 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     (repairs.py); the others get an obstacle.
     """
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
-    trial = Trial(_with_varied_parameters(model), _with_varied_values(example), modes(model, example))
+    trial = Trial(with_varied_parameters(model), with_varied_values(example), modes(model, example))
     candidates = [channels for channels in sets if channels.obstacle is None]
-    failed = trial.offenders(candidates)
-    passed = [channels for channels in candidates if channels not in failed]
-    repaired = repair(trial, model, passed, failed)
-    return [
-        repaired.get(channels) or replace(channels, obstacle=failed[channels]) if channels in failed else channels
-        for channels in sets
-        if channels not in repaired or repaired[channels] is not None
-    ]
+    failed = offenders(candidates, trial.problem)
+    repaired = repair(trial.problem, model, [c for c in candidates if c not in failed], failed)
+    result = []
+    for channels in sets:
+        form = repaired.get(channels, channels)
+        if form is channels and channels in failed:
+            form = replace(channels, obstacle=failed[channels])
+        result += [] if form is None else [form]
+    return result
 
 
 def _unless_single(channels: Channels) -> Channels:
@@ -130,38 +114,6 @@ def _unless_single(channels: Channels) -> Channels:
     if channels.obstacle is not None or channels.count > group_count:
         return channels
     return replace(channels, obstacle=because(Cause.ONLY_ONE if group_count == 1 else Cause.ONLY_ONE_OF_GROUP))
-
-
-def _with_varied_values(example: Any) -> Any:
-    """Return the example with random numbers in tensors that have a single value: on zeros everything looks equal."""
-    generator = torch.Generator().manual_seed(0)
-
-    def fill(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.numel() < 2 or bool((t != t.flatten()[0]).any()):
-            return t
-        return torch.randn(t.shape, generator=generator).to(t)
-
-    return tree_map(fill, example)
-
-
-def _with_varied_parameters(model: nn.Module) -> nn.Module:
-    """Return a copy with random numbers in parameters that have a single value, such as 0 or 1e-6 from their start.
-
-    A last layer or a scale of zeros would make every removal look harmless.
-    """
-    model = copy_sharing_weights(model)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.numel() < 2 or not p.is_floating_point() or bool((p != p.flatten()[0]).any()):
-                continue
-            value = float(p.flatten()[0])
-            noise = torch.rand(p.shape, generator=generator).to(p)
-            if value == 0:
-                p.data = 0.2 * noise - 0.1
-            else:
-                p.data = (0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value)
-    return model
 
 
 @dataclass(frozen=True)
@@ -175,18 +127,6 @@ class Trial:
     model: nn.Module
     example: Any
     modes: Sequence[Mode]
-
-    def offenders(self, sets: Sequence[Channels]) -> dict[Channels, Reason]:
-        """Return the sets that cannot be removed, each with the reason, by halving."""
-        problem = self.problem(sets) if sets else None
-        if problem is None:
-            return {}
-        if len(sets) == 1:
-            return {sets[0]: problem}
-        half = len(sets) // 2
-        found = self.offenders(sets[:half]) | self.offenders(sets[half:])
-        # If each half can be removed but not both, neither is safe.
-        return found or dict.fromkeys(sets, problem)
 
     def problem(self, sets: Sequence[Channels]) -> Reason | None:
         """Return what goes wrong when a third of the channels of these sets is removed; None if it equals silencing them."""
@@ -202,33 +142,6 @@ class Trial:
         except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
             return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
         return None if gap < (1e-5 if is_exact else 1e-4) else because(Cause.REMOVAL_DIFFERS)
-
-
-def repair(
-    trial: Trial, model: nn.Module, passed: Sequence[Channels], failed: Mapping[Channels, Reason]
-) -> dict[Channels, Channels | None]:
-    """Return another form of sets that failed with which they pass; None for a set that became part of another.
-
-    A set may leave a constant behind, so that its readers must be silenced; its numbers in modules may be others; and code may
-    rely on a square layer having as many outputs as inputs, so that both go together.
-    """
-    repaired: dict[Channels, Channels | None] = {}
-    for channels in failed:
-        for form in repairs(channels, model):
-            if trial.problem([form]) is None:
-                repaired[channels] = form
-                break
-    for first, second in square_pairs([channels for channels in failed if channels not in repaired], model):
-        if first not in repaired and second not in repaired:
-            form = in_pairs(first, second)
-            if trial.problem([form]) is None:
-                repaired |= {first: form, second: None}
-    # Each passed alone: they must pass together, too.
-    forms = [form for form in repaired.values() if form is not None]
-    refused = trial.offenders([*passed, *forms]) if forms else {}
-    return (
-        {old: form for old, form in repaired.items() if form not in refused} if not refused.keys() - set(forms) else {}
-    )
 
 
 def _third(channels: Channels) -> list[int]:

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
 
+from sparsefw.compression.reasons import Reason
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
 
 _MOST_PAIRS = 32  # of square layers that are tried
+Problem = Callable[[Sequence[Channels]], Reason | None]
+
+
+def repair(
+    problem: Problem, model: nn.Module, passed: Sequence[Channels], failed: Mapping[Channels, Reason]
+) -> dict[Channels, Channels | None]:
+    """Return another form of sets that failed with which they pass; None for a set that became part of another.
+
+    A set may leave a constant behind, so that its readers must be silenced; its numbers in modules may be others; and code may
+    rely on a square layer having as many outputs as inputs, so that both go together.
+
+    Args:
+        problem: Tries to remove channels of all of these sets, and returns what goes wrong.
+        model: The network.
+        passed: The sets that can be removed as they are.
+        failed: Those that cannot.
+    """
+    repaired: dict[Channels, Channels | None] = {}
+    for channels in failed:
+        form = next((form for form in repairs(channels, model) if problem([form]) is None), None)
+        repaired |= {} if form is None else {channels: form}
+    for first, second in square_pairs([channels for channels in failed if channels not in repaired], model):
+        if first not in repaired and second not in repaired and problem([in_pairs(first, second)]) is None:
+            repaired |= {first: in_pairs(first, second), second: None}
+    # Each passed alone: they must pass together, too.
+    forms = [form for form in repaired.values() if form is not None]
+    return repaired if forms and problem([*passed, *forms]) is None else {}
 
 
 def repairs(channels: Channels, model: nn.Module) -> Iterator[Channels]:

@@ -1,0 +1,62 @@
+"""Trials: what fails is found by halving, and two networks are compared in float64 where that is possible."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sparsefw.compression.reasons import Cause, because
+from sparsefw.compression.structure.trials import gap_of_networks, offenders, with_varied_values
+
+REASON = because(Cause.DIFFERS_AS_TWO)
+
+
+def test_offenders_are_found_in_few_trials():
+    tried = []
+
+    def problem(some):
+        tried.append(list(some))
+        return REASON if 5 in some else None
+
+    assert offenders(list(range(16)), problem) == {5: REASON}
+    assert len(tried) == 9  # all, then two halves in each of four rounds
+    assert offenders([], problem) == {}
+
+
+def test_what_fails_only_together_fails_as_a_whole():
+    def problem(some):
+        return REASON if {1, 2} <= set(some) else None
+
+    assert offenders([0, 1, 2, 3], problem) == dict.fromkeys(range(4), REASON)
+
+
+def test_equal_networks_are_equal_beyond_float32():
+    torch.manual_seed(0)
+    first, second = nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False)
+    product = nn.Linear(300, 300, bias=False).double()
+    with torch.no_grad():
+        product.weight.copy_(second.weight.double() @ first.weight.double())
+    gap, is_exact = gap_of_networks(lambda _: product, lambda _: nn.Sequential(first, second), torch.randn(3, 300))
+    assert is_exact
+    assert gap < 1e-12
+
+
+def test_a_network_of_fixed_precision_is_compared_in_it():
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("float32, please")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    net = Fixed(4, 4)
+    gap, is_exact = gap_of_networks(lambda _: net.float(), lambda _: net.float(), torch.randn(2, 4))
+    assert (gap, is_exact) == (0.0, False)
+
+
+def test_only_constant_inputs_are_varied():
+    x = {"ones": torch.ones(2, 3), "image": torch.arange(6.0).view(2, 3), "mask": torch.ones(2, 3, dtype=torch.long)}
+    varied = with_varied_values(x)
+    assert len(varied["ones"].unique()) == 6
+    assert varied["image"] is x["image"]
+    assert varied["mask"] is x["mask"]
