@@ -19,8 +19,6 @@ from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import Candidate, RegionMaker, Rule, match_rules
 from sparsefw.text import text_table
 
-TAKEN_FOR_OUTPUT = "taken for the output"
-
 
 @dataclass(frozen=True)
 class TableRow:
@@ -157,7 +155,7 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
     rows: dict[Tensor, TableRow] = {}
     for c in candidates:
         rule = c.rule
-        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.is_output(c, candidates) else None)
+        reason = c.unfit_reason or pace.reason_left_free(c, candidates)
         if rule is None or rule.kind is None or reason:
             free.append(c)
             rows[c.parameter] = _free_row(c, reason)

@@ -28,9 +28,12 @@ REACH = 2.0
 # A convolution without a norm of its own, in a network where others have one, is mostly a gate that multiplies activations. The
 # scale of its weights matters, and its gradients are small. It moves no further than in SGD, and in trainings below this number
 # of steps even a share of SURE_SHARE is too much for it: with that and REACH, a MobileNetV3 loses 5 and 9 points in 300 steps
-# (two seeds; 2 and 4 as it is).
+# (two seeds).
 REACH_OF_GATES = 1.0
 _SURE_STEPS_OF_GATES = 10_000
+# A weight that is renewed R times keeps exp(-R) of itself where it is never chosen. Gates whose sure shares renew them less often
+# than this are left free: nothing decays, while the direction of the steps is another than that of SGD or AdamW.
+_LEAST_RENEWALS = 0.1
 LARGEST_SHARE_OF_SCALES = 0.01  # where the user gives renewals; at 0.03 a CNN without norms stays at chance
 # Layers in a row without normalisation multiply each other's changes. There a step may change a weight by this share of its norm
 # under He's initialisation, divided by the number of other layers: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01
@@ -154,8 +157,21 @@ def horizon_for(
         wanted = float(renewals)
         largest_share = LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
         reach = None
-    sure_share = SURE_SHARE * min(steps / _SURE_STEPS_OF_GATES, 1) if is_gate else SURE_SHARE
+    sure_share = _sure_share_of_gates(steps) if is_gate else SURE_SHARE
     return Horizon(steps, min(wanted, largest_share * steps / 2), reach=reach, sure_share=sure_share)
+
+
+def leaves_gates_free(steps: int) -> bool:
+    """Whether a training of so few steps would renew gates too seldom to make anything of them decay.
+
+    >>> leaves_gates_free(1_400), leaves_gates_free(1_500)
+    (True, False)
+    """
+    return _sure_share_of_gates(steps) * steps / 2 < _LEAST_RENEWALS
+
+
+def _sure_share_of_gates(steps: int) -> float:
+    return SURE_SHARE * min(steps / _SURE_STEPS_OF_GATES, 1)
 
 
 def default_k(view: View, steps: int) -> float:

@@ -17,12 +17,15 @@ from sparsefw.optim.defaults import (
     has_scale_free_convolutions,
     horizon_for,
     is_convolution,
+    leaves_gates_free,
     safe_share_without_norms,
     unnormalised_depth,
 )
 from sparsefw.optim.radius import checked_momentum, he_norm_ratio
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import Candidate
+
+TAKEN_FOR_OUTPUT = "taken for the output"
 
 
 class Pace:
@@ -84,16 +87,22 @@ class Pace:
         """Return the keys of a param group that takes steps by this rule."""
         return {} if horizon is None else {"rescale": horizon, "momentum": self.momentum}
 
-    def is_output(self, member: Candidate, candidates: Sequence[Candidate]) -> bool:
-        """Whether this is taken for the layer that writes the output, and left free: the last layer, where a kind means all.
+    def reason_left_free(self, member: Candidate, candidates: Sequence[Candidate]) -> str | None:
+        """Return why this layer is left free where a kind means all layers; None if it is not.
 
-        Its outputs have the scale of the targets, which no region knows, and none of them can be removed.
+        The outputs of the last layer have the scale of the targets, which no region knows, and none of them can be removed. A
+        gate that hardly decays in so few steps would lose accuracy for nothing.
         """
         rule = member.rule
         if self.steps is None or rule is None or rule.names_layers:
-            return False
-        has_others = any(c.rule is rule and c is not member and not c.unfit_reason for c in candidates)
-        return has_others and any(alias.module is self._last_layer for alias in member.aliases)
+            return None
+        others = [c for c in candidates if c.rule is rule and c is not member and not c.unfit_reason]
+        if others and any(alias.module is self._last_layer for alias in member.aliases):
+            return TAKEN_FOR_OUTPUT
+        are_free = self.renewals is None and rule.sized_from_weights and leaves_gates_free(self.steps)
+        if are_free and self._is_gate([member]) and not all(self._is_gate([c]) for c in others):
+            return f"without a norm of its own, hardly decays in {self.steps} steps"
+        return None
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
