@@ -1,11 +1,12 @@
 """Measures what the defaults cost on networks and data for which nobody tuned them: only the kind is set.
 
     python benchmarks/untuned_defaults.py --fashion FOLDER --cifar FOLDER [--only WORD] [--rest sgd] [--seeds 1] [--renewals R]
+                                          [--update]
 
 Every pair of a network and a data set is trained twice by the same ordinary loop: by SGD or AdamW alone, and by SFW with
 `constrain(model, kind, steps=T)`. Both have the same learning rate, schedule, weight decay and batches. Then both are cut, and
 nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left out, and listed as such, unless
-the folder of their data is given. Takes half an hour on two cores.
+the folder of their data is given. Takes an hour on two cores; --update measures some pairs and keeps the rows of the others.
 
 Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 """
@@ -13,6 +14,7 @@ Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from functools import cache
@@ -187,20 +189,32 @@ def compare(job: Job) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
     """Return the table in Markdown, with the median and the worst difference."""
-    header = ["network", "data", "kind", "steps x batch", "rest", "alone", "SFW", "difference", "cut", "alone", "SFW"]
+    header = [
+        "network",
+        "data",
+        "kind",
+        "steps x batch",
+        "rest",
+        "alone",
+        "SFW",
+        "difference",
+        "seeds",
+        "cut",
+        "alone",
+        "SFW",
+    ]
     lines = []
-    differences = []
+    differences: dict[int, float] = {}
     for index in dict.fromkeys(row["pair"] for row in rows):
         pair = PAIRS[index]
         seeds = [row for row in rows if row["pair"] == index]
         mean = {key: _mean([row[key] for row in seeds]) for key in ("alone", "sfw", "alone_cut", "sfw_cut")}
         assert mean["alone"] is not None
         assert mean["sfw"] is not None
-        difference = mean["sfw"] - mean["alone"]
-        differences.append(difference)
+        differences[index] = difference = mean["sfw"] - mean["alone"]
         lines.append(
             [
-                pair.name,
+                pair.name + " *" * pair.held_out,
                 pair.data,
                 pair.kind,
                 f"{pair.steps} x {pair.batch}",
@@ -208,14 +222,21 @@ def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
                 _cell(mean["alone"]),
                 _cell(mean["sfw"]),
                 f"{difference:+.1f}",
+                str(len(seeds)),
                 _cut_text(pair),
                 _cell(mean["alone_cut"]),
                 _cell(mean["sfw_cut"]),
             ]
         )
-    median = f"{statistics.median(differences):+.1f}"
-    summary = f"{len(differences)} pairs: median {median}, worst {min(differences):+.1f}"
-    return "\n".join([markdown_table(header, lines), "", summary, *(f"left out: {name}" for name in left_out)])
+    held_out = {index: difference for index, difference in differences.items() if PAIRS[index].held_out}
+    summaries = [_summary("pairs", differences)]
+    summaries += [_summary("of them (*) were tried once, after the defaults were frozen", held_out)] if held_out else []
+    return "\n".join([markdown_table(header, lines), "", *summaries, *(f"left out: {name}" for name in left_out)])
+
+
+def _summary(what: str, differences: dict[int, float]) -> str:
+    values = list(differences.values())
+    return f"{len(values)} {what}: median {statistics.median(values):+.1f}, worst {min(values):+.1f}"
 
 
 def _cut_text(pair: Pair) -> str:
@@ -243,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--renewals", type=float, help="argument of `constrain`; default: its own")
+    parser.add_argument("--update", action="store_true", help="keep the rows that an earlier run gave for other pairs")
     parser.add_argument("--out", type=Path, default=RESULTS / "untuned-defaults-cpu")
     args = parser.parse_args()
     chosen = [
@@ -259,16 +281,23 @@ def main() -> None:
         key=lambda job: -PAIRS[job.pair].steps * PAIRS[job.pair].batch
     )  # long ones first: all workers end together
     rows, minutes = run_in_processes(compare, jobs, args.workers)
+    record = {**environment(), "seeds": args.seeds, "renewals": args.renewals, "minutes": minutes}
+    rows = [{**row, "date": record["date"]} for row in rows]
+    path = args.out.with_suffix(".json")
+    if args.update:
+        measured = {row["pair"] for row in rows}
+        rows += [row for row in json.loads(path.read_text())["rows"] if row["pair"] not in measured]
     rows.sort(key=lambda row: (row["pair"], row["seed"]))
     text = table(rows, left_out)
     print(text)
-    record = {**environment(), "seeds": args.seeds, "renewals": args.renewals, "minutes": minutes}
-    write_record(args.out.with_suffix(".json"), {**record, "rows": rows, "left_out": left_out})
+    write_record(path, {**record, "rows": rows, "left_out": left_out})
     hardware = record["hardware"]
     renewals = "" if args.renewals is None else f", renewals {args.renewals:g}"
+    older = sorted({row["date"] for row in rows} - {record["date"]})
+    kept = f"; some rows of {', '.join(older)}" if older else ""
     conditions = (
         f"{record['date']}, torch {record['versions']['torch']}, {hardware['cpus']} cores of {hardware['cpu']}, "
-        f"{minutes} minutes, seeds {args.seeds}{renewals}"
+        f"{minutes} minutes, seeds {args.seeds}{renewals}{kept}"
     )
     args.out.with_suffix(".md").write_text(
         f"# Defaults on networks and data for which nobody tuned them\n\n{conditions}\n\n{text}\n"
