@@ -138,3 +138,101 @@ def selu_cnn() -> nn.Module:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
             nn.init.zeros_(layer.bias)
     return model
+
+
+class InstanceNormed(nn.Module):
+    """A residual CNN with instance norms."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.InstanceNorm2d(width, affine=True), nn.ELU(),
+                nn.Conv2d(width, width, 3, padding=1), nn.InstanceNorm2d(width, affine=True),
+            )
+            for _ in range(3)
+        )  # fmt: skip
+        self.head = nn.Linear(4 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = F.elu(x + block(x))
+        return self.head(F.adaptive_max_pool2d(x, 2).flatten(1))
+
+
+class Inverted(nn.Module):
+    """Wide, depthwise and narrow convolutions, as in MobileNetV2."""
+
+    def __init__(self, width: int = 16, depth: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
+        wide = 4 * width
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
+                nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
+                nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
+            )
+            for _ in range(depth)
+        )  # fmt: skip
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class DeepSets(nn.Module):
+    """Linear layers for every word, their mean, and linear layers behind it."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.positions = nn.Parameter(torch.randn(LENGTH, width))
+        self.words = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(self.embed(x) + self.positions).mean(1))
+
+
+class DilatedCNN(nn.Module):
+    """Dilated convolutions over embedded words, with batch norms."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.layers = nn.Sequential(
+            *(
+                part
+                for dilation in (1, 2, 4)
+                for part in (
+                    nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation), nn.BatchNorm1d(width), nn.GELU(),
+                )
+            )
+        )  # fmt: skip
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(x).transpose(1, 2)).amax(2))
+
+
+class Decoder(nn.Module):
+    """An encoder and a decoder of transposed convolutions with batch norms; the class is the mean of its map."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, width, 3, 2, 1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, 2, 1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.ConvTranspose2d(width, width, 4, 2, 1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 10, 1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).mean((2, 3))

@@ -18,6 +18,7 @@ from sparsefw.optim.defaults import (
     horizon_for,
     is_convolution,
     leaves_gates_free,
+    leaves_stacks_free,
     safe_share_without_norms,
     unnormalised_depth,
 )
@@ -90,8 +91,8 @@ class Pace:
     def reason_left_free(self, member: Candidate, candidates: Sequence[Candidate]) -> str | None:
         """Return why this layer is left free where a kind means all layers; None if it is not.
 
-        The outputs of the last layer have the scale of the targets, which no region knows, and none of them can be removed. A
-        gate that hardly decays in so few steps would lose accuracy for nothing.
+        The outputs of the last layer have the scale of the targets, which no region knows, and none of them can be removed.
+        Layers that would hardly decay in so few steps would lose accuracy for nothing.
         """
         rule = member.rule
         if self.steps is None or rule is None or rule.names_layers:
@@ -99,8 +100,12 @@ class Pace:
         others = [c for c in candidates if c.rule is rule and c is not member and not c.unfit_reason]
         if others and any(alias.module is self._last_layer for alias in member.aliases):
             return TAKEN_FOR_OUTPUT
-        are_free = self.renewals is None and rule.sized_from_weights and leaves_gates_free(self.steps)
-        if are_free and self._is_gate([member]) and not all(self._is_gate([c]) for c in others):
+        if self.renewals is not None or not rule.sized_from_weights:
+            return None
+        if self.multiplies([member]) and leaves_stacks_free(self.steps, self.depth):
+            return f"one of {self.depth} layers without a norm between them, hardly decays in {self.steps} steps"
+        has_others = not all(self._is_gate([c]) for c in others)
+        if has_others and self._is_gate([member]) and leaves_gates_free(self.steps):
             return f"without a norm of its own, hardly decays in {self.steps} steps"
         return None
 
