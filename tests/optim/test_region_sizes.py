@@ -280,7 +280,7 @@ def test_deep_networks_without_norms_are_left_free_where_they_would_hardly_decay
         assert "one of 7 layers without a norm between them, hardly decays in 533 steps" in str(free)
         assert len(rates_and_radii(stack_of(7, gain), steps=534)) == 6
     assert len(rates_and_radii(stack_of(7), steps=100, renewals=0.01)) == 6
-    assert len(rates_and_radii(stack_of(7), steps=100, w=2.0)) == 6
+    assert len(constrained_names(stack_of(7), "neurons", w=2.0)) == 6
     assert len(rates_and_radii(stack_of(3), steps=100)) == 2
 
 

@@ -74,7 +74,7 @@ def constrain(
             and steps follow the horizon rule.
         renewals: with steps, how often weights are renewed, above 0 and at most 100. The more renewals, the smaller the units
             that are removed later; too many cost dense accuracy. None: up to 20 for convolutions before norms, 10 for other
-            weights, as many as are safe in a short training, by steps at most twice as long as those of SGD or AdamW.
+            weights, as many as are safe in a short training, by steps no longer than those of SGD or AdamW.
         k: how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction.
         w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
             steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
