@@ -1,4 +1,4 @@
-"""Networks that were written after the defaults were frozen, for benchmarks/untuned_pairs.py."""
+"""Networks that were written to try the defaults, and not to choose them, for benchmarks/untuned_pairs.py."""
 
 from __future__ import annotations
 
