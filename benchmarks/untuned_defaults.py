@@ -1,11 +1,12 @@
 """Measures what the defaults cost on networks and data for which nobody tuned them: only the kind is set.
 
     python benchmarks/untuned_defaults.py --fashion FOLDER --cifar FOLDER [--only WORD] [--rest sgd] [--seeds 1] [--renewals R]
+                                          [--update]
 
 Every pair of a network and a data set is trained twice by the same ordinary loop: by SGD or AdamW alone, and by SFW with
 `constrain(model, kind, steps=T)`. Both have the same learning rate, schedule, weight decay and batches. Then both are cut, and
 nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left out, and listed as such, unless
-the folder of their data is given. Takes half an hour on two cores.
+the folder of their data is given. Takes an hour on two cores; --update measures some pairs and keeps the rows of the others.
 
 Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 """
@@ -13,10 +14,9 @@ Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,28 +28,8 @@ from torch.nn import functional as F
 
 from shared import RESULTS, markdown_table, run_in_processes, write_record
 from sparsefw.environment import environment
-from untuned_networks import (
-    LENGTH,
-    WORDS,
-    DenseNet,
-    Mixer,
-    PreActivation,
-    Residual,
-    TextCNN,
-    TextGRU,
-    TextTransformer,
-    UNet,
-    all_convolutional,
-    bert,
-    deep_mlp,
-    deep_vgg,
-    imported,
-    layer_norm_mlp,
-    mlp,
-    plain_cnn,
-    plain_vgg,
-    small_vit,
-)
+from untuned_networks import LENGTH, WORDS
+from untuned_pairs import PAIRS, Pair
 
 
 class Data(NamedTuple):
@@ -57,24 +37,6 @@ class Data(NamedTuple):
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A network, a data set, a kind, and how they are trained."""
-
-    name: str
-    network: Callable[[], nn.Module]
-    data: str
-    kind: str
-    steps: int
-    batch: int
-    lr: float
-    rest: str = "sgd"
-    weight_decay: float = 5e-4
-    schedule: str = "linear"  # or "cosine", "constant"
-    nesterov: bool = False
-    images: int | None = None  # train on this many images only, the first ones
 
 
 # --- data ---------------------------------------------------------------------------------------------------------------
@@ -118,66 +80,6 @@ def make_text() -> Data:
     words[rows, later] = torch.randint(0, 4, (8_000,), generator=draw)
     words[rows, first] = labels
     return Data(words[:6_000], labels[:6_000], words[6_000:], labels[6_000:])
-
-
-# --- the pairs ----------------------------------------------------------------------------------------------------------
-
-PAIRS = [
-    Pair("residual CNN", lambda: Residual(1), "fashion", "filters", 744, 64, 0.1),
-    Pair("residual CNN", lambda: Residual(1, 16), "digits", "filters", 440, 64, 0.1),
-    Pair("residual CNN, short", lambda: Residual(1, 16), "digits", "filters", 150, 32, 0.05, schedule="constant"),
-    Pair("residual CNN, GroupNorm", lambda: Residual(1, 16, lambda n: nn.GroupNorm(4, n)), "digits", "filters", 600, 64, 1e-3,
-         "adamw", 0.01),
-    Pair("CNN without norms", lambda: plain_cnn(1, 28), "fashion", "filters", 900, 64, 0.03),
-    Pair("CNN without norms", lambda: plain_cnn(1, 8), "digits", "weights", 600, 32, 1e-3, "adamw", 0.01),
-    Pair("CNN without norms", lambda: plain_cnn(1, 28), "fashion", "rank", 900, 64, 0.03),
-    Pair("MLP", lambda: mlp(64), "digits", "neurons", 5_000, 16, 0.02),
-    Pair("MLP", lambda: mlp(784), "fashion", "neurons", 2_000, 128, 1e-3, "adamw", 0.01, schedule="cosine"),
-    Pair("MLP, BatchNorm", lambda: mlp(784, True), "fashion", "weights", 1_500, 128, 0.05),
-    Pair("timm resnet10t, 150 images", lambda: imported("timm:resnet10t"), "cifar", "filters", 300, 16, 0.05, images=150),
-    Pair("timm mobilenetv2_050", lambda: imported("timm:mobilenetv2_050"), "cifar", "rank", 600, 64, 1e-3, "adamw", 0.01),
-    Pair("torchvision shufflenet x0.5", lambda: imported("torchvision:shufflenet_v2_x0_5"), "cifar", "filters", 1_000, 64, 0.1),
-    Pair("torchvision resnet18", lambda: imported("torchvision:resnet18"), "cifar", "weights", 500, 128, 0.05),
-    Pair("ViT", lambda: small_vit(1, 8, 2), "digits", "neurons", 1_200, 64, 1e-3, "adamw", 0.05),
-    Pair("ViT", lambda: small_vit(1, 28, 7), "fashion", "weights", 800, 256, 1e-3, "adamw", 0.05),
-    Pair("BERT", bert, "text", "neurons", 600, 32, 1e-3, "adamw", 0.01),
-    Pair("torch transformer", TextTransformer, "text", "2:4", 600, 32, 1e-3, "adamw", 0.01),
-    # These were added after the defaults were fixed.
-    Pair("text CNN", TextCNN, "text", "filters", 400, 64, 1e-3, "adamw", 0.01),
-    Pair("text CNN", TextCNN, "text", "weights", 400, 64, 0.1),
-    Pair("MLP-mixer", Mixer, "digits", "neurons", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
-    Pair("MLP-mixer", Mixer, "digits", "weights", 900, 32, 2e-3, "adamw", 0.05, schedule="cosine"),
-    Pair("DenseNet", DenseNet, "digits", "filters", 500, 32, 0.1),
-    Pair("DenseNet", DenseNet, "digits", "rank", 300, 128, 1e-2, "adamw", 0.01),
-    Pair("all-convolutional", all_convolutional, "digits", "filters", 250, 50, 0.05, schedule="constant"),
-    Pair("all-convolutional", all_convolutional, "digits", "weights", 1_200, 16, 0.02),
-    # Stacks without norms, as newcomers write them.
-    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "neurons", 800, 64, 0.02),
-    Pair("MLP, six hidden layers", lambda: deep_mlp(784), "fashion", "weights", 800, 64, 1e-3, "adamw", 0.01),
-    Pair("MLP, four hidden layers", lambda: deep_mlp(784, 4), "fashion", "neurons", 3_000, 64, 0.02),
-    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "filters", 400, 64, 0.03),
-    Pair("VGG without norms", lambda: plain_vgg(3), "cifar", "rank", 300, 32, 1e-3, "adamw", 0.01),
-    Pair("deep VGG without norms", lambda: deep_vgg(3), "cifar", "filters", 600, 64, 0.02),
-    Pair("deep VGG without norms", lambda: deep_vgg(3), "cifar", "rank", 400, 32, 1e-3, "adamw", 0.01),
-    Pair("MLP, nine hidden layers", lambda: deep_mlp(784, 9), "fashion", "neurons", 800, 64, 1e-3, "adamw", 0.01),
-    # Tried after the constants were fixed: it made REACH necessary.
-    Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 0.05),
-    # The next three failed when they were first tried, and led to the bounds beside AdamW and for gates.
-    Pair("timm ghostnet_050", lambda: imported("timm:ghostnet_050"), "cifar", "filters", 300, 48, 2e-3, "adamw", 0.01),
-    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "weights", 300, 48, 0.05,
-         schedule="cosine", nesterov=True),
-    Pair("timm mobilenetv3_small_050", lambda: imported("timm:mobilenetv3_small_050"), "cifar", "filters", 300, 48, 2e-3,
-         "adamw", 0.01),
-    Pair("pre-activation ResNet", lambda: PreActivation(3), "cifar", "filters", 400, 32, 0.1),
-    # Tried while these bounds were chosen, which were not chosen on them.
-    Pair("U-Net with gates", UNet, "fashion", "filters", 300, 32, 0.05, schedule="cosine"),
-    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "neurons", 1_000, 64, 0.05),
-    Pair("MLP, LayerNorm", lambda: layer_norm_mlp(784), "fashion", "weights", 600, 64, 1e-3, "adamw", 0.01),
-    Pair("GRU", TextGRU, "text", "neurons", 500, 32, 0.05),
-    # Added when rank came to mean linear layers too.
-    Pair("ViT", lambda: small_vit(1, 8, 2), "digits", "rank", 1_200, 64, 1e-3, "adamw", 0.05),
-    Pair("BERT", bert, "text", "rank", 600, 32, 1e-3, "adamw", 0.01),
-]  # fmt: skip
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------------
@@ -287,20 +189,32 @@ def compare(job: Job) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
     """Return the table in Markdown, with the median and the worst difference."""
-    header = ["network", "data", "kind", "steps x batch", "rest", "alone", "SFW", "difference", "cut", "alone", "SFW"]
+    header = [
+        "network",
+        "data",
+        "kind",
+        "steps x batch",
+        "rest",
+        "alone",
+        "SFW",
+        "difference",
+        "seeds",
+        "cut",
+        "alone",
+        "SFW",
+    ]
     lines = []
-    differences = []
+    differences: dict[int, float] = {}
     for index in dict.fromkeys(row["pair"] for row in rows):
         pair = PAIRS[index]
         seeds = [row for row in rows if row["pair"] == index]
         mean = {key: _mean([row[key] for row in seeds]) for key in ("alone", "sfw", "alone_cut", "sfw_cut")}
         assert mean["alone"] is not None
         assert mean["sfw"] is not None
-        difference = mean["sfw"] - mean["alone"]
-        differences.append(difference)
+        differences[index] = difference = mean["sfw"] - mean["alone"]
         lines.append(
             [
-                pair.name,
+                pair.name + " *" * pair.held_out,
                 pair.data,
                 pair.kind,
                 f"{pair.steps} x {pair.batch}",
@@ -308,14 +222,21 @@ def table(rows: list[dict[str, Any]], left_out: list[str]) -> str:
                 _cell(mean["alone"]),
                 _cell(mean["sfw"]),
                 f"{difference:+.1f}",
+                str(len(seeds)),
                 _cut_text(pair),
                 _cell(mean["alone_cut"]),
                 _cell(mean["sfw_cut"]),
             ]
         )
-    median = f"{statistics.median(differences):+.1f}"
-    summary = f"{len(differences)} pairs: median {median}, worst {min(differences):+.1f}"
-    return "\n".join([markdown_table(header, lines), "", summary, *(f"left out: {name}" for name in left_out)])
+    held_out = {index: difference for index, difference in differences.items() if PAIRS[index].held_out}
+    summaries = [_summary("pairs", differences)]
+    summaries += [_summary("of them (*) were tried once, after the defaults were frozen", held_out)] if held_out else []
+    return "\n".join([markdown_table(header, lines), "", *summaries, *(f"left out: {name}" for name in left_out)])
+
+
+def _summary(what: str, differences: dict[int, float]) -> str:
+    values = list(differences.values())
+    return f"{len(values)} {what}: median {statistics.median(values):+.1f}, worst {min(values):+.1f}"
 
 
 def _cut_text(pair: Pair) -> str:
@@ -343,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--renewals", type=float, help="argument of `constrain`; default: its own")
+    parser.add_argument("--update", action="store_true", help="keep the rows that an earlier run gave for other pairs")
     parser.add_argument("--out", type=Path, default=RESULTS / "untuned-defaults-cpu")
     args = parser.parse_args()
     chosen = [
@@ -359,16 +281,23 @@ def main() -> None:
         key=lambda job: -PAIRS[job.pair].steps * PAIRS[job.pair].batch
     )  # long ones first: all workers end together
     rows, minutes = run_in_processes(compare, jobs, args.workers)
+    record = {**environment(), "seeds": args.seeds, "renewals": args.renewals, "minutes": minutes}
+    rows = [{**row, "date": record["date"]} for row in rows]
+    path = args.out.with_suffix(".json")
+    if args.update:
+        measured = {row["pair"] for row in rows}
+        rows += [row for row in json.loads(path.read_text())["rows"] if row["pair"] not in measured]
     rows.sort(key=lambda row: (row["pair"], row["seed"]))
     text = table(rows, left_out)
     print(text)
-    record = {**environment(), "seeds": args.seeds, "renewals": args.renewals, "minutes": minutes}
-    write_record(args.out.with_suffix(".json"), {**record, "rows": rows, "left_out": left_out})
+    write_record(path, {**record, "rows": rows, "left_out": left_out})
     hardware = record["hardware"]
     renewals = "" if args.renewals is None else f", renewals {args.renewals:g}"
+    older = sorted({row["date"] for row in rows} - {record["date"]})
+    kept = f"; some rows of {', '.join(older)}" if older else ""
     conditions = (
         f"{record['date']}, torch {record['versions']['torch']}, {hardware['cpus']} cores of {hardware['cpu']}, "
-        f"{minutes} minutes, seeds {args.seeds}{renewals}"
+        f"{minutes} minutes, seeds {args.seeds}{renewals}{kept}"
     )
     args.out.with_suffix(".md").write_text(
         f"# Defaults on networks and data for which nobody tuned them\n\n{conditions}\n\n{text}\n"

@@ -14,7 +14,7 @@ from torch import nn
 
 from catalog import gaussian
 from optim.small_networks import KINDS, cnn, single_weight, train
-from sparsefw import SFW, constrain
+from sparsefw import SFW, Rule, constrain
 from sparsefw import geometry as geo
 from sparsefw.optim import Gradient, Horizon, SFWWarning
 from sparsefw.optim.defaults import convolutions_before_norms
@@ -91,20 +91,55 @@ def test_reach_beside_adamw_bounds_the_displacement_by_that_of_adamw():
         assert optimizer.diagnostics()[0].step_size == pytest.approx(expected, rel=1e-9), lr
 
 
-@pytest.mark.parametrize(("steps", "sure_share"), [(100, 1e-5), (5_000, 5e-4), (10_000, 1e-3), (20_000, 1e-3)])
-def test_convolutions_without_norms_in_a_network_with_norms_move_no_further_than_in_sgd(steps, sure_share):
+def gated_cnn() -> nn.Sequential:
+    """Two convolutions before norms, a gate of two without, and a head."""
     gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1), nn.Sigmoid())
-    model = nn.Sequential(
+    return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), gate, nn.Linear(8, 2)
     )
-    rules = {
-        name: (group["rescale"].reach, group["rescale"].sure_share)
-        for group in constrain(model, "filters", steps=steps, report=None)
-        if group["region"] is not None
-        for name, _ in group["params"]
+
+
+def rules_by_name(groups):
+    return {name: g["rescale"] for g in groups if g["region"] is not None for name, _ in g["params"]}
+
+
+@pytest.mark.parametrize(("steps", "sure_share"), [(1_500, 1.5e-4), (5_000, 5e-4), (10_000, 1e-3), (20_000, 1e-3)])
+def test_convolutions_without_norms_in_a_network_with_norms_take_smaller_sure_shares(steps, sure_share):
+    rules = rules_by_name(constrain(gated_cnn(), "filters", steps=steps, report=None))
+    normed, free = (1.0, 0.001), (1.0, pytest.approx(sure_share))
+    assert {name: (rule.reach, rule.sure_share) for name, rule in rules.items()} == {
+        "0.weight": normed,
+        "2.weight": normed,
+        "4.1.weight": free,
+        "4.3.weight": free,
     }
-    normed, free = (2.0, 0.001), (1.0, pytest.approx(sure_share))
-    assert rules == {"0.weight": normed, "2.weight": normed, "4.1.weight": free, "4.3.weight": free}
+
+
+def test_gates_that_would_hardly_decay_are_left_free_and_listed():
+    """Shares of 1e-7 T over T steps add up to 0.1 for T = 1414."""
+    for steps, expected in (
+        (1_415, {"0.weight", "2.weight", "4.1.weight", "4.3.weight"}),
+        (1_414, {"0.weight", "2.weight"}),
+    ):
+        groups = constrain(gated_cnn(), "filters", steps=steps, report=None)
+        assert set(rules_by_name(groups)) == expected
+        assert ("without a norm of its own, hardly decays in 1414 steps" in str(groups)) is (steps == 1_414)
+
+
+@pytest.mark.parametrize(
+    ("what", "settings"),
+    [("filters", {"renewals": 0.01}), ("filters", {"w": 1.0}), (Rule("*", "filters", types=(nn.Conv2d,)), {})],
+)
+def test_gates_are_constrained_where_the_user_says_more_than_the_kind(what, settings):
+    rules = rules_by_name(constrain(gated_cnn(), what, steps=100, report=None, **settings))
+    assert set(rules) == {"0.weight", "2.weight", "4.1.weight", "4.3.weight"}
+
+
+def test_gates_are_constrained_where_nothing_else_is():
+    model = gated_cnn()
+    for layer in (model[0], model[2]):
+        layer.requires_grad_(False)
+    assert set(rules_by_name(constrain(model, "filters", steps=100, report=None))) == {"4.1.weight", "4.3.weight"}
 
 
 def test_norms_defined_after_all_convolutions_of_a_block_count():
@@ -120,7 +155,7 @@ def test_only_default_shares_have_a_reach():
     dialled = SFW(constrain(model, "filters", steps=100, renewals=1, report=None), lr=0.1)
     beside_adamw = SFW(constrain(model, "filters", steps=100, report=None), lr=1e-3, rest="adamw")
     reaches = [[g["rescale"].reach for g in o.param_groups if g["region"]] for o in (default, dialled, beside_adamw)]
-    assert [set(reach) for reach in reaches] == [{2.0}, {None}, {2.0}]
+    assert [set(reach) for reach in reaches] == [{1.0}, {None}, {1.0}]
 
 
 @pytest.mark.parametrize("reach", [0, -1, math.inf, math.nan, "2"])

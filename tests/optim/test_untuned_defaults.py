@@ -53,6 +53,16 @@ def test_the_table_has_means_and_the_median_and_worst_difference():
         {"pair": 17, "seed": 0, "alone": 100.0, "sfw": 97.5, "alone_cut": None, "sfw_cut": None},
     ]
     text = table(rows, ["ViT on fashion: no folder given"])
-    assert "| 440 x 64 | sgd | 91.0 | 91.5 | +0.5 | 50% of the filters | 15.0 | 85.0 |" in text
-    assert "| 600 x 32 | adamw | 100.0 | 97.5 | -2.5 |  |  |  |" in text
+    assert "| 440 x 64 | sgd | 91.0 | 91.5 | +0.5 | 2 | 50% of the filters | 15.0 | 85.0 |" in text
+    assert "| 600 x 32 | adamw | 100.0 | 97.5 | -2.5 | 1 |  |  |  |" in text
     assert "2 pairs: median -1.0, worst -2.5\nleft out: ViT on fashion: no folder given" in text
+
+
+def test_held_out_pairs_are_marked_and_summed_up_by_themselves():
+    index = next(i for i, pair in enumerate(PAIRS) if pair.held_out)
+    figures = {"seed": 0, "alone": 90.0, "alone_cut": None, "sfw_cut": None}
+    text = table([{"pair": 0, "sfw": 91.0, **figures}, {"pair": index, "sfw": 88.0, **figures}], [])
+    assert f"| {PAIRS[index].name} * |" in text
+    assert text.endswith(
+        "2 pairs: median -0.5, worst -2.0\n1 of them (*) were tried once, after the defaults were frozen: median -2.0, worst -2.0"
+    )

@@ -16,7 +16,7 @@ from sparsefw.optim.gradientless import remember_model
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.rules import TAKEN_FOR_OUTPUT, Candidate, RegionMaker, Rule, match_rules
+from sparsefw.optim.rules import Candidate, RegionMaker, Rule, match_rules
 from sparsefw.text import text_table
 
 
@@ -74,7 +74,7 @@ def constrain(
             and steps follow the horizon rule.
         renewals: with steps, how often weights are renewed, above 0 and at most 100. The more renewals, the smaller the units
             that are removed later; too many cost dense accuracy. None: up to 20 for convolutions before norms, 10 for other
-            weights, as many as are safe in a short training, by steps at most twice as long as those of SGD or AdamW.
+            weights, as many as are safe in a short training, by steps no longer than those of SGD or AdamW.
         k: how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction.
         w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
             steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
@@ -155,7 +155,7 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
     rows: dict[Tensor, TableRow] = {}
     for c in candidates:
         rule = c.rule
-        reason = c.unfit_reason or (TAKEN_FOR_OUTPUT if pace.leaves_free(c) else None)
+        reason = c.unfit_reason or pace.reason_left_free(c, candidates)
         if rule is None or rule.kind is None or reason:
             free.append(c)
             rows[c.parameter] = _free_row(c, reason)

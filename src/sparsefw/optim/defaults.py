@@ -22,15 +22,16 @@ RENEWALS_OF_SCALES = 10.0  # of weights whose scale matters
 # replaced. The scale of other weights matters, and networks of these (a ViT most of all) lose accuracy from a share of 0.0075 on.
 SAFE_SHARE = 0.01
 SAFE_SHARE_OF_SCALES = 0.005
-# A step of the default length moves weights at most this many times as far as SGD or AdamW would. Deep networks with small
-# gradients are lost in some hundred steps otherwise: a GhostNet has 20 % of CIFAR-10 where SGD has 39; 42 at 2, 36 at 4, 33 at 8.
-REACH = 2.0
+# A step of the default length moves weights no further than SGD or AdamW would: what is as long as theirs trains as theirs do. At
+# twice that, a U-Net with group norms has 54 % of digits after 150 steps where AdamW alone has 66; 74 % at REACH 1.
+REACH = 1.0
 # A convolution without a norm of its own, in a network where others have one, is mostly a gate that multiplies activations. The
-# scale of its weights matters, and its gradients are small. It moves no further than in SGD, and in trainings below this number
-# of steps even a share of SURE_SHARE is too much for it: with that and REACH, a MobileNetV3 loses 5 and 9 points in 300 steps
-# (two seeds; 2 and 4 as it is).
-REACH_OF_GATES = 1.0
+# scale of its weights matters, and its gradients are small: in trainings below this number of steps even a share of SURE_SHARE is
+# too much for it.
 _SURE_STEPS_OF_GATES = 10_000
+# A weight that is renewed R times keeps exp(-R) of itself where it is never chosen. Layers that are sure to be renewed no more
+# often than this are left free: nothing decays, and only the steps are others than those of SGD or AdamW.
+_LEAST_RENEWALS = 0.1
 LARGEST_SHARE_OF_SCALES = 0.01  # where the user gives renewals; at 0.03 a CNN without norms stays at chance
 # Layers in a row without normalisation multiply each other's changes. There a step may change a weight by this share of its norm
 # under He's initialisation, divided by the number of other layers: MLPs and VGGs of 5 to 11 layers lose 5 to 20 points at 0.01
@@ -140,7 +141,7 @@ def horizon_for(
     Args:
         steps: optimizer steps of the whole training.
         renewals: how often the weights are to be renewed, by steps of at most the largest share; None: at most as often as usual,
-            by steps of at most the safe share that do not move weights much further than SGD or AdamW would.
+            by steps of at most the safe share that do not move weights further than SGD or AdamW would.
         scale_free: whether norms remove the scale of these weights.
         safe_share: of weights whose scale matters.
         is_gate: whether these are convolutions without a norm, in a network where others have one.
@@ -149,13 +150,38 @@ def horizon_for(
     if renewals is None:
         wanted = RENEWALS if scale_free else RENEWALS_OF_SCALES
         largest_share = SAFE_SHARE if scale_free else safe_share
-        reach: float | None = REACH_OF_GATES if is_gate else REACH
+        reach: float | None = REACH
     else:
         wanted = float(renewals)
         largest_share = LARGEST_SHARE if scale_free else LARGEST_SHARE_OF_SCALES
         reach = None
-    sure_share = SURE_SHARE * min(steps / _SURE_STEPS_OF_GATES, 1) if is_gate else SURE_SHARE
+    sure_share = _sure_share_of_gates(steps) if is_gate else SURE_SHARE
     return Horizon(steps, min(wanted, largest_share * steps / 2), reach=reach, sure_share=sure_share)
+
+
+def leaves_gates_free(steps: int) -> bool:
+    """Whether a training of so few steps would renew gates too seldom to make anything of them decay.
+
+    >>> leaves_gates_free(1_400), leaves_gates_free(1_500)
+    (True, False)
+    """
+    return _sure_share_of_gates(steps) * steps / 2 < _LEAST_RENEWALS
+
+
+def leaves_stacks_free(steps: int, depth: int) -> bool:
+    """Whether a training of so few steps would renew layers in so deep a row without norms too seldom.
+
+    By the share of weights under He's initialisation: that of the weights as given must not decide, or the groups of a training
+    that is resumed would be others.
+
+    >>> leaves_stacks_free(500, depth=7), leaves_stacks_free(600, depth=7)
+    (True, False)
+    """
+    return safe_share_without_norms(depth, he_norm_ratio=1) * steps / 2 < _LEAST_RENEWALS
+
+
+def _sure_share_of_gates(steps: int) -> float:
+    return SURE_SHARE * min(steps / _SURE_STEPS_OF_GATES, 1)
 
 
 def default_k(view: View, steps: int) -> float:

@@ -16,12 +16,14 @@ from sparsefw.optim.defaults import (
     has_scale_free_convolutions,
     horizon_for,
     is_convolution,
+    leaves_gates_free,
+    leaves_stacks_free,
     safe_share_without_norms,
     unnormalised_depth,
 )
 from sparsefw.optim.radius import checked_momentum, he_norm_ratio
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.rules import Candidate
+from sparsefw.optim.rules import TAKEN_FOR_OUTPUT, Candidate
 
 
 class Pace:
@@ -81,12 +83,26 @@ class Pace:
         """Return the keys of a param group that takes steps by this rule."""
         return {} if horizon is None else {"rescale": horizon, "momentum": self.momentum}
 
-    def leaves_free(self, member: Candidate) -> bool:
-        """Return whether this is left free as the layer that writes the output.
+    def reason_left_free(self, member: Candidate, candidates: Sequence[Candidate]) -> str | None:
+        """Return why this layer is left free where a kind means all layers; None if it is not.
 
-        Its outputs have the scale of the targets, which no region knows, and none of them can be removed.
+        The outputs of the last layer have the scale of the targets, which no region knows, and none of them can be removed.
+        Layers that would hardly decay in so few steps would lose accuracy for nothing.
         """
-        return self.steps is not None and member.writes_output
+        rule = member.rule
+        if self.steps is None or rule is None or rule.names_layers:
+            return None
+        if member.writes_output:
+            return TAKEN_FOR_OUTPUT
+        others = [c for c in candidates if c.rule is rule and c is not member and not c.unfit_reason]
+        if self.renewals is not None or not rule.sized_from_weights:
+            return None
+        if self.multiplies([member]) and leaves_stacks_free(self.steps, self.depth):
+            return f"one of {self.depth} layers without a norm between them, hardly decays in {self.steps} steps"
+        has_others = not all(self._is_gate([c]) for c in others)
+        if has_others and self._is_gate([member]) and leaves_gates_free(self.steps):
+            return f"without a norm of its own, hardly decays in {self.steps} steps"
+        return None
 
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
