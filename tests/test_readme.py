@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from sparsefw import SFW, constrain, coupled_filters
+from sparsefw import SFW, constrain
 from sparsefw.cli.main import app
 from sparsefw.models import build
 from sparsefw.reproduce import EXPERIMENTS
@@ -61,7 +61,6 @@ def test_snippets_run(number, capsys, tmp_path, monkeypatch):
         "loss_function": nn.functional.cross_entropy,
         "x": torch.randn(2, 3, 8, 8),
         "constrain": constrain,
-        "coupled_filters": coupled_filters,
         "SFW": SFW,
     }
     exec(snippets()[number], surroundings)

@@ -15,12 +15,13 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from sparsefw.config_base import ConfigError, KindName
+from sparsefw.constraints import constrain, removable_units
 from sparsefw.geometry import Groups
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.methods.base import Method, OptimizerSettings, register
-from sparsefw.methods.region_rules import coupled_filters, rules_for_other_tensors
+from sparsefw.methods.region_rules import rules_for_other_tensors
 from sparsefw.methods.region_schedule import RegionSchedule
-from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
+from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, default_w
 from sparsefw.optim.defaults import is_normalised
 from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W, MOMENTUM
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
@@ -162,7 +163,7 @@ class SparseFW(Method):
         if not coupled or example is None:
             return uncoupled
         try:
-            return coupled_filters(model, example, self.gauge)
+            return list(removable_units(model, Rule(kind=self.kind, gauge=self.gauge), example).rules)
         except ValueError as error:
             if self.coupled:
                 raise
