@@ -137,7 +137,9 @@ def test_the_table_says_of_every_weight_where_it_is():
     lines = said[0].splitlines()
     line = next(row for row in lines if row.startswith("stem.weight"))
     assert line.split() == ["stem.weight", "16x3x3x3", "GroupKSupportBall", "4", "of", "16", "2.309"]
-    assert "free, by SGD or AdamW: 6 biases and norms; fc.weight" in lines  # four biases, a scale and an offset of a norm
+    assert (
+        "free, by SGD or AdamW: 6 biases and norms; fc.weight" in lines
+    )  # four biases, a scale and an offset of a norm
     assert "frozen, not trained: fc.bias" in lines
     constrained = 16 * 27 + 16 * 4 * 9 + 8 * 16 + 8 * 6 * 4
     free = 16 + 16 * 2 + 16 + 8 + 6 + 60

@@ -11,7 +11,7 @@ from sparsefw.constraints.removable import Removable, removable_units
 from sparsefw.optim import ParamGroups, Rule, as_rules, assign_regions
 from sparsefw.optim.radius import MOMENTUM
 from sparsefw.optim.region_table import merged_names
-from sparsefw.optim.rules import RegionMaker
+from sparsefw.optim.rules import RegionMaker, match_rules
 from sparsefw.text import listed
 
 _WITHOUT_EXAMPLE = "give example=, a batch of inputs, to constrain exactly what compress can remove"
@@ -83,10 +83,15 @@ def _rules_that_agree(model: nn.Module, rules: Sequence[Rule], example: Any) -> 
         if rule.named_kind is None or rule.coupled or rule.types is not None:
             agreeing.append(rule)
             continue
-        units = removable_units(model, rule, example)
+        units = removable_units(model, rule, example, _taken(model, agreeing))
         agreeing += units.rules
         notes += _left_lines(units)
     return agreeing, notes
+
+
+def _taken(model: nn.Module, rules: Sequence[Rule]) -> set[str]:
+    """Return the parameters that these rules take, so that none is left to later ones."""
+    return {c.name for c in match_rules(model, list(rules)) if c.rule is not None} if rules else set()
 
 
 def _left_lines(units: Removable) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,8 +37,14 @@ class Removable:
     left: tuple[Untouched, ...]
 
 
-def removable_units(model: nn.Module, rule: Rule, example: Any) -> Removable:
+def removable_units(model: nn.Module, rule: Rule, example: Any, taken: Collection[str] = ()) -> Removable:
     """Return a rule of a kind as rules for exactly the weights whose units `compress` can remove, among those that it matches.
+
+    Args:
+        model: the network.
+        rule: a rule whose kind is a word.
+        example: a batch of inputs, as in `compress`.
+        taken: the names of parameters that earlier rules take.
 
     Raises:
         ValueError: `compress` could remove none of them; or it refuses the model or the example, with its own message.
@@ -47,7 +53,7 @@ def removable_units(model: nn.Module, rule: Rule, example: Any) -> Removable:
     assert kind is not None, "the rule has no kind"
     pipeline = Pipeline(model, Settings(example=example))
     stage = pipeline.stage(kind, pipeline.dense)
-    names = _Names(model, pipeline.dense, rule)
+    names = _Names(model, pipeline.dense, rule, taken)
     if isinstance(stage, ChannelStage):
         rules = list(_rules_of_channels(names, stage.sets, rule))
     else:
@@ -60,12 +66,12 @@ def removable_units(model: nn.Module, rule: Rule, example: Any) -> Removable:
 class _Names:
     """Finds the parameters of a model by the layers of the copy that is compressed, in which attention is plain layers."""
 
-    def __init__(self, model: nn.Module, dense: nn.Module, rule: Rule) -> None:
+    def __init__(self, model: nn.Module, dense: nn.Module, rule: Rule, taken: Collection[str]) -> None:
         self.dense = dense
         self._source = unwrapped(model)
         self._rule = rule
         self._names = {p: name for name, p in model.named_parameters()}
-        self._taken: set[str] = set()
+        self._taken = set(taken)
 
     def weight(self, layer: str) -> str | None:
         """Return the name of a layer's weight; None if there is none that is trained, or another rule or set has it."""
