@@ -83,7 +83,9 @@ def train(method: str, kind: str = "neurons", over_sizes: bool = False, steps: i
     else:  # what is constrained by SFW, the rest by AdamW: at the learning rate that suits AdamW
         groups = constrain(net, kind, example=example, steps=steps, report=None)
         optimizer = SFW(groups, lr=LR, rest="adamw", weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(10 * (i + 1) / steps, 1 - i / steps))  # warm-up
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min(10 * (i + 1) / steps, 1 - i / steps)
+    )  # warm-up
     sizes = Sizes(net, kind, example=example) if over_sizes else None
     for step in range(steps):
         x, y = draw(generator)

@@ -7,12 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.constraints.removable import Removable, removable_units
+from sparsefw.constraints.removable import removable_units
 from sparsefw.optim import ParamGroups, Rule, as_rules, assign_regions
 from sparsefw.optim.radius import MOMENTUM
-from sparsefw.optim.region_table import merged_names
 from sparsefw.optim.rules import RegionMaker, match_rules
-from sparsefw.text import listed
 
 _WITHOUT_EXAMPLE = "give example=, a batch of inputs, to constrain exactly what compress can remove"
 
@@ -85,18 +83,10 @@ def _rules_that_agree(model: nn.Module, rules: Sequence[Rule], example: Any) -> 
             continue
         units = removable_units(model, rule, example, _taken(model, agreeing))
         agreeing += units.rules
-        notes += _left_lines(units)
+        notes += units.lines
     return agreeing, notes
 
 
 def _taken(model: nn.Module, rules: Sequence[Rule]) -> set[str]:
     """Return the parameters that these rules take, so that none is left to later ones."""
     return {c.name for c in match_rules(model, list(rules)) if c.rule is not None} if rules else set()
-
-
-def _left_lines(units: Removable) -> list[str]:
-    """Return a line for every reason why compress leaves layers as they are, and so does this."""
-    layers: dict[str, list[str]] = {}
-    for entry in units.left:
-        layers.setdefault(entry.reason, []).append(entry.layer)
-    return [f"not to be removed: {listed(merged_names(names))}: {reason}" for reason, names in layers.items()]

@@ -21,6 +21,8 @@ from sparsefw.geometry import Groups
 from sparsefw.kinds import DEFAULT_GAUGE, HEADS, NEURONS, Kind, ball_maker
 from sparsefw.layer_types import BATCH_NORMS, CONVOLUTIONS, input_axis, output_axis
 from sparsefw.optim import Rule
+from sparsefw.optim.region_table import merged_names
+from sparsefw.text import listed
 
 _IN_PROJECTION = "out_proj"  # of nn.MultiheadAttention; in the copy that is compressed it is called `proj`
 
@@ -35,6 +37,14 @@ class Removable:
 
     rules: tuple[Rule, ...]
     left: tuple[Untouched, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for every reason why layers cannot lose units, and stay free."""
+        layers: dict[str, list[str]] = {}
+        for entry in self.left:
+            layers.setdefault(entry.reason, []).append(entry.layer)
+        return [f"not to be removed: {listed(merged_names(names))}: {reason}" for reason, names in layers.items()]
 
 
 def removable_units(model: nn.Module, rule: Rule, example: Any, taken: Collection[str] = ()) -> Removable:
