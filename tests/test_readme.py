@@ -41,10 +41,11 @@ class Model(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3)
         self.body = nn.Conv2d(8, 16, 3)
+        self.hidden = nn.Linear(16, 16)
         self.head = nn.Linear(16, 10)
 
     def forward(self, x):
-        return self.head(self.body(self.stem(x)).mean((2, 3)))
+        return self.head(self.hidden(self.body(self.stem(x)).mean((2, 3))))
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))

@@ -43,7 +43,9 @@ class Removable:
         """A line for every reason why layers cannot lose units, and stay free."""
         layers: dict[str, list[str]] = {}
         for entry in self.left:
-            layers.setdefault(entry.reason, []).append(entry.layer)
+            first, *others = entry.layer.split(" + ")  # of a set of channels, all layers that write it
+            more = f" + {len(others)} more" if others else ""
+            layers.setdefault(entry.reason, []).append(f"{first}{more}")
         return [f"not to be removed: {listed(merged_names(names))}: {reason}" for reason, names in layers.items()]
 
 
@@ -135,8 +137,8 @@ def _rules_of_channels(names: _Names, sets: Sequence[Channels], rule: Rule) -> I
         block = _block(names, channels, kind)
         if block is not None:
             members, readers = block
-            readers = tuple(map(glob.escape, readers))
-            yield replace(made, match=names.take(members), coupled=True, readers=readers)
+            patterns = tuple(map(glob.escape, readers))
+            yield replace(made, match=names.take(members), coupled=True, readers=patterns)
             continue
         for site in channels.writers:  # channels that are spread over a layer decay filter by filter
             weight = names.weight(site.layer)
