@@ -68,7 +68,7 @@ def measured(task: Task, mode: str, seed: int, steps: int | None) -> dict[str, A
         "seed": seed,
         "steps": steps,
         "tokens": steps * example.BATCH * example.calibration()[0].shape[1],
-        "lr": example.LR,
+        "lr": example.LR[method],
         "plain": [sizes.dense, *(point.plain for point in sizes.points)],
         "chosen": [sizes.dense, *(point.metric for point in sizes.points)],
         "parameters": [
@@ -96,9 +96,10 @@ def render(record: dict[str, Any]) -> str:
     for name, rows in record["tasks"].items():
         task = TASKS[name]
         seeds = sorted({row["seed"] for row in rows})
+        rates = " or ".join(f"{lr:g}" for lr in sorted({row["lr"] for row in rows}))
         parts.append(
             f"## {name}\n\n{task.words}, {task.kind} removed; {rows[0]['steps']} steps, {rows[0]['tokens']:,} tokens in each "
-            f"training, lr={rows[0]['lr']:g}, seeds {', '.join(map(str, seeds))}"
+            f"training, lr={rates}, seeds {', '.join(map(str, seeds))}"
         )
         for key, words in (("plain", "Nothing refitted:"), ("chosen", "As `compress` recovers:")):
             header = ["", "dense", *(f"{share:.0%}" for share in task.shares)]

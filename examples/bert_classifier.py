@@ -17,7 +17,8 @@ with contextlib.suppress(ModuleNotFoundError):
 from transformers import BertConfig, BertForSequenceClassification
 
 WORDS, LENGTH, WIDTH = 1000, 24, 64
-STEPS, BATCH, LR, SHARES = 500, 32, 2e-3, (0.3, 0.5, 0.7, 0.9)
+STEPS, BATCH, SHARES = 500, 32, (0.3, 0.5, 0.7, 0.9)
+LR = {"AdamW": 1e-3, "SFW": 2e-3}  # the best of each
 PACKAGES = ("compression", "geometry", "models", "optim", "report", "reproduce", "sweep", "train")
 SOURCE = Path(__file__).parents[1] / "src" / "sparsefw"
 
@@ -56,10 +57,10 @@ def train(method: str, kind: str = "neurons", over_sizes: bool = False, steps: i
     torch.manual_seed(seed)
     net, example = network(), TRAIN[0][:2]
     if method == "AdamW":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=LR)
-    else:  # what is constrained by SFW, the rest by AdamW: at the learning rate that suits AdamW
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=LR[method])
+    else:  # what is constrained by SFW, the rest by AdamW
         groups = constrain(net, kind, example=example, steps=steps, report=None)
-        optimizer = SFW(groups, lr=LR, rest="adamw", weight_decay=0.01)
+        optimizer = SFW(groups, lr=LR[method], rest="adamw", weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min(10 * (i + 1) / steps, 1 - i / steps)
     )  # warm-up

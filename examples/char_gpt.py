@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from sparsefw import SFW, Sizes, constrain, curve
 
 CONTEXT, WIDTH, HEADS, DEPTH = 64, 64, 4, 2
-STEPS, BATCH, LR, SHARES = 400, 32, 4e-3, (0.3, 0.5, 0.7, 0.9)
+STEPS, BATCH, SHARES = 400, 32, (0.3, 0.5, 0.7, 0.9)
+LR = {"AdamW": 4e-3, "SFW": 4e-3}  # the best of each
 
 ROOT = Path(__file__).parents[1]
 TEXT = "".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
@@ -79,10 +80,10 @@ def train(method: str, kind: str = "neurons", over_sizes: bool = False, steps: i
     net, generator = GPT(), torch.Generator().manual_seed(seed)
     example = TRAIN[:CONTEXT].repeat(2, 1)
     if method == "AdamW":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=LR)
-    else:  # what is constrained by SFW, the rest by AdamW: at the learning rate that suits AdamW
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=LR[method])
+    else:  # what is constrained by SFW, the rest by AdamW
         groups = constrain(net, kind, example=example, steps=steps, report=None)
-        optimizer = SFW(groups, lr=LR, rest="adamw", weight_decay=0.01)
+        optimizer = SFW(groups, lr=LR[method], rest="adamw", weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min(10 * (i + 1) / steps, 1 - i / steps)
     )  # warm-up
