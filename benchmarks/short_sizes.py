@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shared import RESULTS, markdown_table, write_record
-from sparsefw import SFW, Sizes, compress, constrain, coupled_filters
+from sparsefw import SFW, Sizes, compress, constrain
 from sparsefw.environment import environment
 from untuned_defaults import load
 
@@ -60,7 +60,7 @@ def accuracies(
     if method == "SGD":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     else:
-        groups = constrain(net, coupled_filters(net, x[:2]), steps=STEPS, report=None)
+        groups = constrain(net, "filters", example=x[:2], steps=STEPS, report=None)
         optimizer = SFW(groups, lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
     sizes = Sizes(net, "filters", example=x[:2], distribution="logarithm" if "taught" in form else "width")

@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 def score(job: Job) -> dict[str, Any]:
     """Train a job, and return its accuracies, dense and at all ratios."""
-    from sparsefw import SFW, constrain, coupled_filters, curve
+    from sparsefw import SFW, constrain, curve
     from sparsefw.geometry import Groups
     from sparsefw.optim.defaults import RENEWALS, SAFE_SHARE, default_k
 
@@ -59,8 +59,8 @@ def score(job: Job) -> dict[str, Any]:
     model = Residual(1, job.width)
     renewals = factor["renewals"] * min(RENEWALS, SAFE_SHARE * job.steps / 2)
     k = min(1.0, factor["k"] * default_k(Groups(), job.steps))
-    rules = coupled_filters(model, data.train[:2])
-    groups = constrain(model, rules, steps=job.steps, renewals=renewals, k=k, report=None)
+    example = data.train[:2]
+    groups = constrain(model, "filters", example=example, steps=job.steps, renewals=renewals, k=k, report=None)
     optimizer = SFW(groups, lr=LR * factor["lr"], weight_decay=5e-4)
     _train(model, optimizer, data, job)
     measured = curve(

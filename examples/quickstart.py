@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from sparsefw import SFW, Sizes, compress, constrain, coupled_filters, curve, load, save
+from sparsefw import SFW, Sizes, compress, constrain, curve, load, save
 from sparsefw.data import load_digits
 from sparsefw.models import build
 
@@ -20,8 +20,8 @@ for method in ("SGD", "SFW over sizes"):
     torch.manual_seed(0)
     net = build("resnet_digits")
     steps = EPOCHS * len(images.split(BATCH))
-    rules = coupled_filters(net, images[:2])  # filters that must be removed together are constrained together
-    groups = constrain(net, rules, steps=steps, renewals=8, report=None)
+    # With an example, what is constrained is what compress can remove later, and what goes together decays together.
+    groups = constrain(net, "filters", example=images[:2], steps=steps, renewals=8, report=None)
     sizes = Sizes(net, "filters", example=images[:2], distribution="logarithm")
     optimizer = torch.optim.SGD(net.parameters(), **USUAL) if method == "SGD" else SFW(groups, **USUAL)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)

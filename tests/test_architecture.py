@@ -38,8 +38,11 @@ ALLOWED: dict[str, set[str]] = {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
         "limits", "scalars", "text",
     },
+    "constraints": {"geometry", "kinds", "optim", "compression", "layer_types", "text"},
     "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "scalars", "text"},
-    "methods": {"geometry", "kinds", "optim", "compression", "data", "layer_types", "config_base", "own_code", "text"},
+    "methods": {
+        "geometry", "kinds", "optim", "constraints", "compression", "data", "layer_types", "config_base", "own_code", "text",
+    },
     # Between train, sweep and report:
     "runfolder": {"kinds", "limits", "recovery_words", "config_base", "atomic_io", "scalars", "text"},
     "train": {
@@ -66,11 +69,11 @@ ALLOWED: dict[str, set[str]] = {
         "report", "bench", "reproduce", "runfolder", "environment", "config_base", "atomic_io", "errors", "own_code", "text",
         "__version__",
     },
-    "__init__": {"optim", "compression", "methods"},
+    "__init__": {"optim", "compression", "constraints"},
     "__main__": {"cli"},
 }  # fmt: skip
 CORE = {
-    "geometry", "kind_words", "recovery_words", "kinds", "optim", "compression", "models",
+    "geometry", "kind_words", "recovery_words", "kinds", "optim", "compression", "constraints", "models",
     "environment", "layer_types", "atomic_io", "user_cache", "randomness", "own_code", "scalars", "text",
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ import report_speed
 import scaling
 import soak
 import throughput
+import transformer_sizes
 from shared import CommandAnswer
 from sparsefw.bench import measure_training_speed
 from sparsefw.report import read_runs
@@ -167,3 +168,42 @@ def test_a_long_training_takes_no_more_and_more(tmp_path):
 def test_early_and_late_medians_leave_the_warm_up_out():
     samples = [{"handles": value} for value in (100, 100, 4, 6, 7, 7, 5, 9)]
     assert soak.early_and_late(samples, "handles") == (5, 7)
+
+
+def transformer_row(mode, seed, dense, smallest):
+    sizes = [dense, dense, dense, dense, smallest]
+    same = {"steps": 5, "tokens": 100, "lr": 0.01, "parameters": [9, 8, 7, 6, 5]}
+    return {"mode": mode, "seed": seed, "plain": sizes, "chosen": sizes, **same}
+
+
+def test_the_table_of_transformers_is_the_mean_over_seeds():
+    rows = [
+        transformer_row("AdamW", 0, 10.0, 20.0),
+        transformer_row("AdamW", 1, 11.0, 22.0),
+        transformer_row("SFW", 0, 9, 9),
+    ]
+    text = transformer_sizes.render({"tasks": {"gpt-neurons": rows}, **ENVIRONMENT, "hardware": {"cpu": "x"}})
+    assert "perplexity, neurons removed; 5 steps, 100 tokens in each training, lr=0.01, seeds 0, 1" in text
+    assert "| AdamW | 10.50 | 10.50 | 10.50 | 10.50 | 21.00 |" in text
+    assert "| SFW | 9.00 | 9.00 | 9.00 | 9.00 | 9.00 |" in text
+
+
+def test_transformers_are_trained_measured_and_drawn(tmp_path):
+    """A few steps of each: finite numbers at every size, and no training that is in the record is repeated."""
+    arguments = ["--tasks", "gpt-neurons", "--modes", "AdamW", "SFW over sizes", "--steps", "3", "--out", str(tmp_path)]
+    transformer_sizes.main(arguments)
+    record = json.loads((tmp_path / "transformers-cpu.json").read_text())
+    rows = record["tasks"]["gpt-neurons"]
+    assert [row["mode"] for row in rows] == ["AdamW", "SFW over sizes"]
+    assert all(len(row["plain"]) == 5 and all(map(math.isfinite, row["plain"])) for row in rows)
+    assert rows[0]["tokens"] == rows[1]["tokens"] == 3 * 32 * 64
+    assert rows[0]["parameters"] == sorted(rows[0]["parameters"], reverse=True)
+    assert (tmp_path / "transformers-cpu.png").read_bytes().startswith(b"\x89PNG")
+    transformer_sizes.main(arguments)
+    assert json.loads((tmp_path / "transformers-cpu.json").read_text())["tasks"] == record["tasks"]
+
+
+def test_a_bert_is_trained_over_sizes():
+    pytest.importorskip("transformers")
+    row = transformer_sizes.measured(transformer_sizes.TASKS["bert-neurons"], "SFW over sizes", seed=0, steps=3)
+    assert all(0 <= value <= 100 for value in row["plain"])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from sparsefw import SFW, constrain, coupled_filters
+from sparsefw import SFW, constrain
 from sparsefw.cli.main import app
 from sparsefw.models import build
 from sparsefw.reproduce import EXPERIMENTS
@@ -41,10 +41,11 @@ class Model(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3)
         self.body = nn.Conv2d(8, 16, 3)
+        self.hidden = nn.Linear(16, 16)
         self.head = nn.Linear(16, 10)
 
     def forward(self, x):
-        return self.head(self.body(self.stem(x)).mean((2, 3)))
+        return self.head(self.hidden(self.body(self.stem(x)).mean((2, 3))))
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))
@@ -61,7 +62,6 @@ def test_snippets_run(number, capsys, tmp_path, monkeypatch):
         "loss_function": nn.functional.cross_entropy,
         "x": torch.randn(2, 3, 8, 8),
         "constrain": constrain,
-        "coupled_filters": coupled_filters,
         "SFW": SFW,
     }
     exec(snippets()[number], surroundings)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsefw.compression import Sizes, compress, curve, load, recalibrate, save, save_elastic, smaller
-    from sparsefw.methods.region_rules import coupled_filters
-    from sparsefw.optim import SFW, Rule, constrain
+    from sparsefw.constraints import constrain
+    from sparsefw.optim import SFW, Rule
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "__version__",
     "compress",
     "constrain",
-    "coupled_filters",
     "curve",
     "load",
     "recalibrate",
@@ -30,8 +29,8 @@ __all__ = [
 # Imported when first asked for: a command line that says --help need not wait seconds for torch.
 _HOMES = {
     "sparsefw.compression": ("Sizes", "compress", "curve", "load", "recalibrate", "save", "save_elastic", "smaller"),
-    "sparsefw.methods.region_rules": ("coupled_filters",),
-    "sparsefw.optim": ("SFW", "Rule", "constrain"),
+    "sparsefw.constraints": ("constrain",),
+    "sparsefw.optim": ("SFW", "Rule"),
 }
 
 

@@ -2,7 +2,7 @@
 
 KIND_WORDS = {
     "filters": "channels of all layers",
-    "neurons": "outputs of linear layers",
+    "neurons": "outputs of linear layers outside of attention",
     "heads": "attention heads",
     "rank": "singular values",
     "weights": "weights, set to 0 (or N:M such as 2:4)",

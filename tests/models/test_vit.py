@@ -70,13 +70,11 @@ def test_learns_the_digits():
         assert (model.eval()(test.images).argmax(1) == test.labels).float().mean() > 0.85
 
 
-def test_every_linear_layer_but_the_output_gets_a_region():
-    """Among them the projections of attention, which are in no layer of nn.MultiheadAttention."""
+def test_every_linear_layer_outside_of_attention_but_the_output_is_of_neurons():
     model = small()
     groups = constrain(model, "neurons", k=0.2, steps=1000, report=None)
-    regions = {row.name: row.region for row in groups.rows}
-    linear = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    assert {name for name, region in regions.items() if "GroupKSupport" in region} == set(linear) - {"head.weight"}
+    found = {name for block in groups.blocks for name in block.names}
+    assert found == {f"blocks.{i}.mlp.{part}.weight" for i in range(2) for part in (0, 2)}
     optimizer = SFW(groups, lr=0.1)
     model(torch.randn(2, 3, 16, 16)).square().sum().backward()
     optimizer.step()

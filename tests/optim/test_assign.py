@@ -128,17 +128,23 @@ def test_w_of_the_papers_rule_grows_with_the_number_of_steps():
     assert default_w(39, normalised=False, kind="weights") == 3
 
 
-def test_table_lists_every_parameter():
+def test_the_table_says_of_every_weight_where_it_is():
     said = []
     net = Net()
     net.fc.bias.requires_grad_(False)
     groups = constrain(net, "filters", k=0.25, w=1.0, report=said.append)
-    table = said[0]
-    assert table == str(groups)
-    assert all(name in table for name, _ in net.named_parameters())
-    line = next(row for row in table.splitlines() if row.startswith("stem.weight"))
+    assert said == [str(groups)]
+    lines = said[0].splitlines()
+    line = next(row for row in lines if row.startswith("stem.weight"))
     assert line.split() == ["stem.weight", "16x3x3x3", "GroupKSupportBall", "4", "of", "16", "2.309"]
-    assert "frozen, not trained: fc.bias" in table
+    assert (
+        "free, by SGD or AdamW: 6 biases and norms; fc.weight" in lines
+    )  # four biases, a scale and an offset of a norm
+    assert "frozen, not trained: fc.bias" in lines
+    constrained = 16 * 27 + 16 * 4 * 9 + 8 * 16 + 8 * 6 * 4
+    free = 16 + 16 * 2 + 16 + 8 + 6 + 60
+    assert groups.coverage == pytest.approx(constrained / (constrained + free))
+    assert f"regions cover {groups.coverage:.1%} of the {constrained + free:,} weights" in lines
 
 
 def test_rules_first_match_wins():
@@ -245,14 +251,14 @@ def test_rank_means_the_layers_that_compression_splits():
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8, 6), nn.Linear(6, 1), nn.Linear(1, 4)
     )  # fmt: skip
-    for how in (dict(steps=100), dict(k=0.5, w=1.0)):
+    for how in (dict(steps=10_000), dict(k=0.5, w=1.0)):
         groups = constrain(net, "rank", report=None, **how)
         constrained = {name for name, region in regions_by_name(groups).items() if region is not None}
         assert constrained == {"0.weight", "3.weight"}
-        reasons = {row.name: row.region for row in groups.rows}
+        reasons = {free.name: free.reason for free in groups.free}
         assert reasons["1.weight"] == reasons["4.weight"]
         assert "rank 1" in reasons["1.weight"]
-        assert reasons["5.weight"] == "- (taken for the output)"
+        assert reasons["5.weight"] == "taken for the output"
 
 
 def test_the_only_linear_layer_of_a_rule_is_not_taken_for_the_output():

@@ -75,11 +75,34 @@ def test_constrain_couples_and_sizes_the_block():
     assert groups[0]["coupled"]
     assert groups[0]["region"] == geo.GroupKSupportBall(2, groups[0]["region"].radius)
     assert groups[0]["region"].radius == pytest.approx(2 * math.sqrt(8 / 3 + 8))
-    assert str(groups).count("GroupKSupportBall (coupled)") == 2
+    assert "0.weight and 1 more  8x28   GroupKSupportBall (coupled)" in str(groups)
     optimizer = SFW(groups, lr=0.01)
     net(torch.randn(4, 3, 5, 5)).square().sum().backward()
     optimizer.step()
     assert optimizer.diagnostics()[0].name == "0.weight + 1.weight"
+
+
+def test_readers_of_a_block_have_its_channels_as_inputs():
+    """Row j of the block: row j of the first layer, and column j of the second."""
+    net = nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False))
+    rule = Rule(("0.weight", "2.weight"), geo.GroupKSupportBall, coupled=True, readers=("2.weight",))
+    groups = constrain(net, rule, k=2, w=2.0, report=None)
+    assert groups[0]["axes"] == [0, 1]
+    assert groups.blocks[0].shape == (5, 3 + 2)
+    before = [net[0].weight.detach().clone(), net[2].weight.detach().clone()]
+    optimizer = SFW(groups, lr=0.1)
+    net[0].weight.grad = torch.zeros(5, 3)
+    net[2].weight.grad = torch.zeros(2, 5)
+    net[0].weight.grad[1] = 1.0
+    net[2].weight.grad[:, 3] = 1.0  # channels 1 and 3 are chosen, by one side each
+    optimizer.step()
+    decay = 1 - optimizer.diagnostics()[0].step_size
+    torch.testing.assert_close(net[0].weight.detach()[[0, 2, 3, 4]], decay * before[0][[0, 2, 3, 4]])
+    torch.testing.assert_close(net[2].weight.detach()[:, [0, 1, 2, 4]], decay * before[1][:, [0, 1, 2, 4]])
+    assert bool((net[0].weight.detach()[1] < decay * before[0][1]).all())
+    assert bool((net[2].weight.detach()[:, 3] < decay * before[1][:, 3]).all())
+    with pytest.raises(ValueError, match="readers are parts of a coupled block"):
+        Rule("*", "neurons", readers=("2.weight",))
 
 
 def test_state_of_a_coupled_block_continues():

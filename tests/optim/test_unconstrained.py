@@ -59,3 +59,12 @@ def test_a_late_parameter_makes_its_own_first_step():
         a.step()
         b.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+def test_the_default_learning_rate_is_that_of_the_rest():
+    """A learning rate of 0.1, usual for SGD, would ruin AdamW's steps."""
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "region": None}]
+    assert [SFW(groups, rest=rest).param_groups[0]["lr"] for rest in ("sgd", "adamw")] == [0.1, 0.002]
+    assert SFW(groups, rest="adamw", lr=0.03).param_groups[0]["lr"] == 0.03
+    with pytest.raises(ValueError, match="rest must be 'sgd' or 'adamw'"):
+        SFW(groups, rest="adam")

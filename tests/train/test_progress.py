@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from sparsefw.optim import SFW, SFWWarning, constrain
+from sparsefw import constrain
+from sparsefw.optim import SFW, SFWWarning
 from sparsefw.runfolder.read import read_epochs
 from sparsefw.runfolder.schema import ConstraintFigures
 from sparsefw.train import fit, load_recipe

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from data.dataset_writers import FORMATS, write
+from sparsefw import constrain
 from sparsefw.data import DATASETS
 from sparsefw.methods import SparseFW
 from sparsefw.models import MODELS
-from sparsefw.optim import constrain
 from sparsefw.train import RunFolder, fit, load_recipe, recipe_descriptions
 from sparsefw.train.display import Display
 from sparsefw.train.recipes import SHIPPED

@@ -13,6 +13,7 @@ from sparsefw.geometry import Ball, Elements, Groups, NMBall, Spectrum, View
 from sparsefw.kind_words import PATTERN, is_pattern
 from sparsefw.kinds.heads import Heads
 from sparsefw.kinds.kind import Kind
+from sparsefw.kinds.neurons import Neurons
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED, input_axis, largest_rank
 from sparsefw.text import did_you_mean
 
@@ -35,7 +36,7 @@ class Rank(Kind):
 
 
 FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), score="l1", of_channels=True)
-NEURONS = Kind("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
+NEURONS = Neurons("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
 HEADS = Heads("heads", "attention heads", Groups(axis=1), (), score="l1", of_channels=True, least_w=3.0)
 RANK = Rank("rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear), least_w=0.2)
 WEIGHTS = Kind(

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
+from sparsefw.constraints import constrain
 from sparsefw.geometry import SpectralBall
 from sparsefw.kinds import RANK, Kind
 from sparsefw.methods.base import Method, OptimizerSettings, register
 from sparsefw.methods.weight_stacks import candidates_of
-from sparsefw.optim import SFW, Diameter, Rule, constrain
+from sparsefw.optim import SFW, Diameter, Rule
 from sparsefw.optim.radius import LARGEST_W, LEAST_W
 
 

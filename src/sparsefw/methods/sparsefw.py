@@ -15,13 +15,14 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from sparsefw.config_base import ConfigError, KindName
+from sparsefw.constraints import constrain, removable_units
 from sparsefw.geometry import Groups
 from sparsefw.kinds import FILTERS, RANK, WEIGHTS, Kind, kind_of
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.methods.base import Method, OptimizerSettings, register
-from sparsefw.methods.region_rules import coupled_filters, rules_for_other_tensors
+from sparsefw.methods.region_rules import rules_for_other_tensors
 from sparsefw.methods.region_schedule import RegionSchedule
-from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, constrain, default_w
+from sparsefw.optim import SFW, Diameter, FastGradient, Gradient, Rule, Unscaled, default_w
 from sparsefw.optim.defaults import is_normalised
 from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W, MOMENTUM
 from sparsefw.optim.rescale import MOST_RENEWALS, Rescale
@@ -56,7 +57,8 @@ class SparseFW(Method):
     anneal      lower k in stages, from all units to k
     w_start     change w in stages, from this to w; None: w is constant
     over        fraction of the training that these changes take
-    coupled     filters that are removed together decay together, with the scales of their norms. None: only under "horizon"
+    coupled     only what can be removed is constrained: channels that are removed together decay together, with the scales of
+                their norms; neurons with the weights that read them. None: only under "horizon"
     everything  constrain all other tensors, too, as in the code of the paper's authors: to L2 balls, or for "weights" to
                 regions of the same gauge
     stickiness  choose filters by the norms of their momenta, averaged over steps with this decay; 0: by the last norms
@@ -106,7 +108,7 @@ class SparseFW(Method):
             ("w_start", self.w is not None or not horizon, "it needs a w to end at"),
             ("w_start", self.w_start != self.w, "it equals w"),
             ("over", self.anneal or self.w_start is not None, "neither k nor w changes"),
-            ("coupled", kind is FILTERS, "only filters have norms and are removed together"),
+            ("coupled", kind.of_channels, "only channels are removed together"),
             ("stickiness", kind.view == Groups(), "only filters and neurons are chosen by the norms of rows"),
         ):
             if not has_effect and getattr(self, option) != type(self).model_fields[option].default:
@@ -151,7 +153,7 @@ class SparseFW(Method):
         return settings.make(groups, rescale=RESCALES.get(self.rescale))
 
     def _rules(self, model: nn.Module, example: Tensor | None, report: Callable[[str], Any] | None) -> list[Rule]:
-        """Return the rules for the kind, with coupled filters where that is wanted and possible."""
+        """Return the rules for the kind: by what compress can remove, where that is wanted and possible."""
         # A rule that names parameters constrains all of them; the kind alone would leave the output layer free.
         names = tuple(glob.escape(name) for name, _ in model.named_parameters()) if self.everything else "*"
         # The code of the paper's authors constrains the singular values of convolutions, and linear layers to L2 balls.
@@ -161,17 +163,20 @@ class SparseFW(Method):
             raise ConfigError("method.coupled: needs an example batch, to follow the channels of the network")
         coupled = self.coupled
         if coupled is None:
-            coupled = self.prepares is FILTERS and self.rescale == "horizon"
+            coupled = self.prepares.of_channels and self.rescale == "horizon"
         if not coupled or example is None:
             return uncoupled
         try:
-            return coupled_filters(model, example, self.gauge)
+            units = removable_units(model, Rule(kind=self.kind, gauge=self.gauge), example)
         except ValueError as error:
             if self.coupled:
                 raise
             if report is not None:
-                report(f"filters that are removed together do not decay together: {error}")
+                report(f"{self.kind} that are removed together do not decay together: {error}")
             return uncoupled
+        if report is not None and units.lines:
+            report("\n".join(units.lines))
+        return list(units.rules)
 
     def after_epoch(self, model: nn.Module, optimizer: SFW, epoch: int, epochs: int) -> None:
         if not self.anneal and self.w_start is None:

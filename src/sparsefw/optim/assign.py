@@ -1,91 +1,69 @@
-"""constrain: regions for the parameters that rules name, and a table of which parameter got which region."""
+"""Regions for the parameters that rules name, as param groups for SFW."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefw.geometry import NM, Ball
+from sparsefw.geometry import Ball
 from sparsefw.geometry.views import Groups, Spectrum
 from sparsefw.kinds import DEFAULT_GAUGE, kinds_in_words
 from sparsefw.optim.block_regions import block_shape, region_of_block
 from sparsefw.optim.gradientless import remember_model
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
+from sparsefw.optim.region_table import Block, Free, free_line, k_in_words, region_table
 from sparsefw.optim.rescale import Horizon
 from sparsefw.optim.rules import Candidate, RegionMaker, Rule, match_rules
-from sparsefw.text import text_table
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A line of the table: a parameter and its region."""
-
-    name: str
-    shape: tuple[int, ...]
-    region: str
-    k: str = ""
-    radius: str = ""
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """The param groups for SFW; printed, a table of which parameter got which region."""
+    """The param groups for SFW; printed, a table of what got which region.
 
-    def __init__(self, groups: Sequence[dict[str, Any]], rows: Sequence[TableRow], notes: Sequence[str]) -> None:
+    blocks     what got a region
+    free       what got none
+    coverage   the share of all weights that got one
+    notes      the lines below the table
+    """
+
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], blocks: Sequence[Block], free: Sequence[Free], notes: Sequence[str]
+    ) -> None:
         super().__init__(groups)
-        self.rows = list(rows)
+        self.blocks = list(blocks)
+        self.free = list(free)
         self.notes = list(notes)
 
+    @property
+    def coverage(self) -> float:
+        sizes = [(group["region"] is not None, p.numel()) for group in self for _, p in group["params"]]
+        return sum(size for constrained, size in sizes if constrained) / sum(size for _, size in sizes)
+
     def __str__(self) -> str:
-        header = ["parameter", "shape", "region", "k", "radius"]
-        cells = [[row.name, "x".join(map(str, row.shape)), row.region, row.k, row.radius] for row in self.rows]
-        return "\n".join([text_table([header, *cells]), *self.notes])
+        count = sum(p.numel() for group in self for _, p in group["params"])
+        covered = f"regions cover {self.coverage:.1%} of the {count:,} weights"
+        lines = [region_table(self.blocks), covered, free_line(self.free), *self.notes]
+        return "\n".join(line for line in lines if line)
 
     __repr__ = __str__
 
 
-def constrain(
+def assign_regions(
     model: nn.Module,
-    what: str | RegionMaker | Rule | Sequence[Rule],
+    rules: Sequence[Rule],
     *,
     steps: int | None = None,
     renewals: float | None = None,
     k: int | float | None = None,
     w: float | str | None = None,
-    gauge: str | None = None,
     momentum: float = MOMENTUM,
-    report: Callable[[str], Any] | None = print,
 ) -> ParamGroups:
-    """Return param groups for SFW: the parameters that `what` names get regions, all others are left to SGD or AdamW.
+    """Return param groups for SFW: the parameters that the rules name get regions, all others are left to SGD or AdamW.
 
-    With `steps`, the name of a kind leaves out the last layer, which is taken for that of the output; a Rule that names it
-    does not. The model is not changed. With `steps`, SFW does not change it before the first step either; with `w`, SFW scales
-    weights that start outside of their region onto its boundary, and warns. Several processes must call this with equal weights.
-
-    Args:
-        model: the network.
-        what: a kind, such as "filters" (convolutions), "rank" or "weights" (convolutions and linear layers), "neurons" (linear
-            layers), "heads" (attention) or "2:4" (N of every M weights along the input channels); a function that makes a
-            region; or Rules.
-        steps: optimizer steps of the whole training. All else then has a default: regions are sized from the weights as given,
-            and steps follow the horizon rule.
-        renewals: with steps, how often weights are renewed, above 0 and at most 100. The more renewals, the smaller the units
-            that are removed later; too many cost dense accuracy. None: up to 20 for convolutions before norms, 10 for other
-            weights, as many as are safe in a short training, by steps no longer than those of SGD or AdamW.
-        k: how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction.
-        w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
-            steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
-        gauge: "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount. None: the
-            kind's own, k-support.
-        momentum: that of SFW, on which the size of regions depends.
-        report: called once with the table of which parameter got which region; None for silence.
-
-    >>> groups = constrain(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)), "filters", k=2, w=1.0, report=None)
-    >>> groups[0]["region"]
-    GroupKSupportBall(k=2, radius=1.633)
+    The arguments are those of `constrain`; k and w are for rules that leave them open.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"constrain needs a torch.nn.Module, got {type(model).__name__}")
@@ -95,21 +73,19 @@ def constrain(
         raise ValueError(
             f"w={w!r} has no effect without steps: how large weights stay depends on the length of the training"
         )
-    rules = [_completed(rule, steps, k, w) for rule in _as_rules(what, k, gauge)]
+    completed = [_completed(rule, steps, k, w) for rule in rules]
     if momentum != MOMENTUM and steps is None:
         raise ValueError(f"momentum={momentum!r} has no effect without steps: pass it to SFW")
     pace = Pace(model, steps, renewals, momentum)
-    candidates = match_rules(model, rules)
-    groups, rows = _groups_and_rows(candidates, pace)
+    candidates = match_rules(model, completed)
+    groups, blocks, free = _assigned(candidates, pace)
     remember_model(model)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    result = ParamGroups(groups, rows, _notes(candidates, groups, pace, frozen))
-    if report is not None:
-        report(str(result))
-    return result
+    return ParamGroups(groups, blocks, free, _notes(candidates, groups, pace, frozen))
 
 
-def _as_rules(what: str | RegionMaker | Rule | Sequence[Rule], k: int | float | None, gauge: str | None) -> list[Rule]:
+def as_rules(what: str | RegionMaker | Rule | Sequence[Rule], k: int | float | None, gauge: str | None) -> list[Rule]:
+    """Return what users ask for as rules: a kind, a function that makes a region, or rules."""
     if isinstance(what, (str, Ball)) or callable(what):
         return [Rule(kind=what, k=k, gauge=gauge)]
     if gauge not in (None, DEFAULT_GAUGE):
@@ -147,18 +123,19 @@ class _GroupKey:
     alone: Tensor | None
 
 
-def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[dict[str, Any]], list[TableRow]]:
-    """Return one group per distinct region and pace, one per coupled rule, and one for the rest; and the rows of the table."""
+def _assigned(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[dict[str, Any]], list[Block], list[Free]]:
+    """Return one group per distinct region and pace, one per coupled rule and one for the rest; the blocks; what is free."""
     members_by_key: dict[_GroupKey, list[Candidate]] = {}
     members_by_rule: dict[Rule, list[Candidate]] = {}
-    free: list[Candidate] = []
-    rows: dict[Tensor, TableRow] = {}
+    rest: list[Candidate] = []
+    blocks: dict[Tensor, Block] = {}  # by the first parameter of each
+    free: list[Free] = []
     for c in candidates:
         rule = c.rule
         reason = c.unfit_reason or pace.reason_left_free(c, candidates)
         if rule is None or rule.kind is None or reason:
-            free.append(c)
-            rows[c.parameter] = _free_row(c, reason)
+            rest.append(c)
+            free.append(Free(_names(c), c.alias.module, c.alias.local_name, reason))
         elif rule.coupled:
             members_by_rule.setdefault(rule, []).append(c)
         else:
@@ -167,7 +144,8 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
             alone = c.parameter if rule.sized_from_weights else None
             key = _GroupKey(region, axis, pace.horizon_of([c]), alone)
             members_by_key.setdefault(key, []).append(c)
-            rows[c.parameter] = _constrained_row(c, region, [c])
+            share = k_in_words(region, block_shape([c]))
+            blocks[c.parameter] = Block((_names(c),), tuple(c.parameter.shape), region, share)
     groups: list[dict[str, Any]] = []
     for key, members in members_by_key.items():
         axes = [key.axis] if key.axis else None
@@ -177,27 +155,17 @@ def _groups_and_rows(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[
         keys = pace.group_keys(pace.horizon_of(members))
         axes = [c.axis for c in members]
         groups.append({"params": _named(members), "region": region, "coupled": True, "axes": axes, **keys})
-        rows |= {c.parameter: _constrained_row(c, region, members) for c in members}
-    if free:
-        groups.append({"params": _named(free), "region": None})
-    return groups, [rows[c.parameter] for c in candidates]
+        shape = block_shape(members)
+        share = k_in_words(region, shape)
+        blocks[members[0].parameter] = Block(tuple(map(_names, members)), shape, region, share, coupled=True)
+    if rest:
+        groups.append({"params": _named(rest), "region": None})
+    in_order = [blocks[c.parameter] for c in candidates if c.parameter in blocks]
+    return groups, in_order, free
 
 
 def _named(members: Sequence[Candidate]) -> list[tuple[str, Tensor]]:
     return [(c.name, c.parameter) for c in members]
-
-
-def _free_row(candidate: Candidate, reason: str | None) -> TableRow:
-    return TableRow(_names(candidate), tuple(candidate.parameter.shape), f"- ({reason})" if reason else "-")
-
-
-def _constrained_row(candidate: Candidate, region: Ball, members: Sequence[Candidate]) -> TableRow:
-    gauge = region.gauge
-    count = region.count(block_shape(members))
-    share = f"{gauge.n} of every {gauge.m}" if isinstance(gauge, NM) else f"{gauge.support(count)} of {count}"
-    is_coupled = candidate.rule is not None and candidate.rule.coupled
-    name = f"{region.name} (coupled)" if is_coupled else region.name
-    return TableRow(_names(candidate), tuple(candidate.parameter.shape), name, share, f"{region.radius:.4g}")
 
 
 def _names(candidate: Candidate) -> str:

@@ -20,6 +20,7 @@ _REST_ONLY = ("weight_decay", "nesterov", "rest")
 SGD = "sgd"
 ADAMW = "adamw"
 RESTS = (SGD, ADAMW)  # the optimizers of groups without a region
+DEFAULT_LR = {SGD: 0.1, ADAMW: 0.002}  # for AdamW: benchmarks/transformer_sizes.py
 
 
 def blocks_of(group: Group) -> list[list[Tensor]]:

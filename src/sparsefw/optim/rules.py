@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, View
 from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, WEIGHTS, Kind, kind_of
-from sparsefw.layer_types import output_axis
+from sparsefw.layer_types import input_axis, output_axis
 from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W
 from sparsefw.text import did_you_mean
 
@@ -35,6 +35,7 @@ class Rule:
     radius    the radius of the region, instead of w
     types     module types; None: those of the kind, or any
     coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
+    readers   globs for those of them that read the channels: there, channel j is an input and not an output
     gauge     "k-support" or "k-sparse", where kind is a name; None: the kind's own
     initial   the norm of the default initialisation, for parameters that start at 0
 
@@ -51,6 +52,7 @@ class Rule:
     coupled: bool = False
     gauge: str | None = None
     initial: float | None = None
+    readers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         label = f"rule {self.match!r}"
@@ -70,6 +72,8 @@ class Rule:
         is_tuple = isinstance(self.types, tuple) and all(isinstance(t, type) for t in self.types)
         if self.types is not None and not is_tuple:
             raise ValueError(f"{label}: types must be a tuple of module classes, got {self.types!r}")
+        if self.readers and not self.coupled:
+            raise ValueError(f"{label}: readers are parts of a coupled block; give coupled=True")
         sizes = {"radius": self.radius} if self.sized_from_weights else {"w": self.w, "radius": self.radius}
         for name, value in sizes.items():
             if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
@@ -82,8 +86,11 @@ class Rule:
 
     def matches(self, name: str) -> bool:
         """Whether a parameter of this name is meant."""
-        patterns = (self.match,) if isinstance(self.match, str) else self.match
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        return _matches_any(name, (self.match,) if isinstance(self.match, str) else self.match)
+
+    def is_reader(self, name: str) -> bool:
+        """Whether the parameter of this name reads the channels of the block."""
+        return _matches_any(name, self.readers)
 
     @property
     def named_kind(self) -> Kind | None:
@@ -142,8 +149,11 @@ class Candidate:
 
     @property
     def axis(self) -> int:
-        """The axis of the output channels."""
-        return output_axis(self.alias.module) if self.alias.local_name == "weight" else 0
+        """The axis of the output channels, or of the input channels in a reader of a coupled block."""
+        if self.alias.local_name != "weight":
+            return 0
+        is_reader = self.rule is not None and self.rule.is_reader(self.alias.name)
+        return input_axis(self.alias.module) if is_reader else output_axis(self.alias.module)
 
     @property
     def unfit_reason(self) -> str | None:
@@ -154,6 +164,10 @@ class Candidate:
         if self.writes_output and kind.frees_output(self.alias.module):
             return TAKEN_FOR_OUTPUT
         return kind.unfit_reason(self.alias.module, self.parameter)
+
+
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def match_rules(model: nn.Module, rules: list[Rule]) -> list[Candidate]:

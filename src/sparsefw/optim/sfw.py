@@ -32,6 +32,7 @@ from sparsefw.optim.diagnostics import (
 from sparsefw.optim.fused_cache import FusedStepCache
 from sparsefw.optim.gradientless import GradientlessSteps
 from sparsefw.optim.groups import (
+    DEFAULT_LR,
     Group,
     axes_of,
     blocks_of,
@@ -71,7 +72,7 @@ class SFW(torch.optim.Optimizer):
         params: param groups, usually those of `constrain`. Beside the keys below, each of which defaults to the argument of the
             same name, a group has `region`: a Ball, or None for an unconstrained group; `coupled`: whether all tensors of the
             group form ONE block; and `axes`: the group axes of the tensors of a block, 0 by default.
-        lr: the learning rate.
+        lr: the learning rate; None: 0.1, or 0.002 with rest="adamw".
         momentum: the decay of the momentum buffer, as in torch.optim.SGD; None: that of `constrain`, or 0.9.
         dampening: as in torch.optim.SGD.
         rescale: how lr becomes a step size: Horizon(steps, renewals), which constrain(..., steps=) puts into its groups; None:
@@ -95,7 +96,7 @@ class SFW(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor | None = None,
         momentum: float | None = None,
         *,
         dampening: float = 0.0,
@@ -128,6 +129,7 @@ class SFW(torch.optim.Optimizer):
         self._on_nonfinite = on_nonfinite
         self._check_every = check_every
         self._fused = fused
+        lr = DEFAULT_LR.get(rest, 0.1) if lr is None else lr  # an unknown rest is refused with its group
         self._rest_lr = lr if rest_lr is None else rest_lr
         self._prepare()
         # The factors of weights that were scaled onto regions, until one warning names them all; None: warn at once.

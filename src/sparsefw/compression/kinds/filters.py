@@ -179,7 +179,7 @@ class MaskedHeads(ChannelStage):
     @classmethod
     def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
         heads = [
-            c for c in find_channels(request.model, request.example) if _kind_of_channels(request.model, c) is HEADS
+            c for c in find_channels(request.model, request.example) if kind_of_channels(request.model, c) is HEADS
         ]
         selection = request.settings.selection
         sets = [channels for channels in heads if channels.obstacle is None and _is_taken(selection, channels)]
@@ -196,7 +196,7 @@ class MaskedHeads(ChannelStage):
 
 def _is_asked_for(request: StageRequest, channels: Channels) -> bool:
     """Filters are all channels but those that another kind is asked to remove; other kinds have their own channels."""
-    kind = _kind_of_channels(request.model, channels)
+    kind = kind_of_channels(request.model, channels)
     return kind not in request.others if request.kind is FILTERS else kind is request.kind
 
 
@@ -221,7 +221,7 @@ def _ends(sets: Sequence[Channels]) -> dict[str, Reason]:
     return ends
 
 
-def _kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
+def kind_of_channels(model: nn.Module, channels: Channels) -> Kind:
     """Return the kind: heads are in attention modules, neurons are written by linear layers only; all others are filters.
 
     Channels that a norm over channels sees, such as a layer norm, are the width of a residual stream: filters.
