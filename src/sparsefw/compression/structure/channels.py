@@ -113,7 +113,9 @@ def find_channels(model: nn.Module, example: Any) -> list[Channels]:
         line = first_line(error)
         hint = hint_at_labels(example)
         raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
-    return [*trace.channels(), *_never_called(model, trace.called)]
+    found = [*trace.channels(), *_never_called(model, trace.called)]
+    vars(trace).clear()  # it refers to itself, and would keep the model in memory until Python looks for such
+    return found
 
 
 Mode = Callable[[nn.Module], AbstractContextManager[None]]
