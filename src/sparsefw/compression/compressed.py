@@ -213,6 +213,7 @@ def compress(
     plan = replace(plan, request={**request, **plan.request})
     dense_costs = costs(pipeline.dense, pipeline.example)
     small = Compressed(new, plan, dense_costs, costs(new, pipeline.example), pipeline.source, pipeline.example)
+    del pipeline  # its copy of the model would take memory beside those that are compared
     removes_channels = settings.form == REMOVED and any(kind.of_channels for kind in amounts)
     if removes_channels and not small.parity < LARGEST_PARITY_GAP:
         raise ValueError(
