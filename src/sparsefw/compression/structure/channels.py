@@ -361,18 +361,24 @@ class _Trace:
 
     def channels(self) -> list[Channels]:
         """Return the sets: classes of labels with the same sites, and the same number of slots in each, form one set."""
-        positions: dict[int, dict[tuple[str, Side], list[int]]] = {}
-        for site, labels in self.noted.items():
+        noted = list(self.noted)  # below, a site is its place in here: a number is hashed a million times in no time
+        positions: dict[int, dict[int, list[int]]] = {}
+        for site, labels in enumerate(self.noted.values()):
             for position, label in enumerate(labels.tolist()):
                 positions.setdefault(self.labels.find(label), {}).setdefault(site, []).append(position)
         sets: dict[tuple[Any, ...], list[int]] = {}
         for label, at in positions.items():
-            signature = (tuple((site, len(slots)) for site, slots in at.items()), self.labels.reason(label))
+            signature = (*at, *map(len, at.values()), self.labels.reason(label))
             sets.setdefault(signature, []).append(label)
-        return [self._set([positions[label] for label in members], signature[1]) for signature, members in sets.items()]
+        return [
+            self._set(noted, [positions[label] for label in members], signature[-1])
+            for signature, members in sets.items()
+        ]
 
-    def _set(self, members: list[dict[tuple[str, Side], list[int]]], reason: Reason | None) -> Channels:
-        sites = tuple(Site(layer, side, tuple(tuple(at[layer, side]) for at in members)) for layer, side in members[0])
+    def _set(
+        self, noted: Sequence[tuple[str, Side]], members: list[dict[int, list[int]]], reason: Reason | None
+    ) -> Channels:
+        sites = tuple(Site(*noted[site], tuple(tuple(at[site]) for at in members)) for site in members[0])
         buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side == Side.IN or site.layer in buffers for site in sites):
             reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
