@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 from torch import nn
 
 from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
-from sparsefw.compression.artifact.plan import Plan, in_words
+from sparsefw.compression.artifact.plan import Plan, Unfuse, in_words
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import Latency, measure, repeated
 from sparsefw.compression.pipeline import Pipeline
@@ -62,7 +62,9 @@ class Compressed:
     @functools.cached_property
     def parity(self) -> float:
         """How far removing the channels is from silencing them: the largest difference of the outputs, relative to them."""
-        dense = plain_attention(copy_sharing_weights(self._dense_model("parity")))
+        dense = self._dense_model("parity")
+        if any(isinstance(edit, Unfuse) for edit in self.plan.edits):
+            dense = plain_attention(copy_sharing_weights(dense))
         return parity(dense, self.plan.edits, self.example)
 
     @functools.cached_property

@@ -122,7 +122,7 @@ def _with_varied_values(example: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
 
     def fill(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.numel() < 2 or bool((t != t.flatten()[0]).any()):
+        if not isinstance(t, Tensor) or not t.is_floating_point() or t.numel() < 2 or not _is_constant(t):
             return t
         return torch.randn(t.shape, generator=generator).to(t)
 
@@ -130,15 +130,18 @@ def _with_varied_values(example: Any) -> Any:
 
 
 def _with_varied_parameters(model: nn.Module) -> nn.Module:
-    """Return a copy with random numbers in parameters that have a single value, such as 0 or 1e-6 from their start.
+    """Return the model, or a copy with random numbers in parameters that have a single value, as 0 or 1e-6 from their start.
 
     A last layer or a scale of zeros would make every removal look harmless.
     """
+    constant = {name for name, p in model.named_parameters() if p.is_floating_point() and p.numel() > 1 and _is_constant(p)}
+    if not constant:
+        return model
     model = copy_sharing_weights(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in model.parameters():
-            if p.numel() < 2 or not p.is_floating_point() or bool((p != p.flatten()[0]).any()):
+        for name, p in model.named_parameters():
+            if name not in constant:
                 continue
             value = float(p.flatten()[0])
             noise = torch.rand(p.shape, generator=generator).to(p)
@@ -147,6 +150,12 @@ def _with_varied_parameters(model: nn.Module) -> nn.Module:
             else:
                 p.data = (0.5 + noise) * (max(abs(value), 0.1) if value > 0 else value)
     return model
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Return whether all entries are equal; most tensors show in two entries that they are not."""
+    entries = tensor.detach().flatten()
+    return bool(entries[0] == entries[-1]) and not bool((entries != entries[0]).any())
 
 
 def _offenders(
