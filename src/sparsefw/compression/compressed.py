@@ -28,7 +28,8 @@ from sparsefw.compression.settings import (
     takes_settings,
 )
 from sparsefw.compression.structure.attention import plain_attention
-from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating
+from sparsefw.compression.structure.copies import copy_sharing_weights
+from sparsefw.compression.structure.layers import evaluating
 from sparsefw.compression.structure.removal import parity
 from sparsefw.compression.target import DROP, Target, find_level
 from sparsefw.kinds import FILTERS, KINDS, Kind, kind_of

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import fnmatch
-from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -140,37 +138,6 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put another module in the place of the one of this name."""
     owner, _, local = name.rpartition(".")
     setattr(model.get_submodule(owner), local, new)
-
-
-def copy_sharing_weights(model: nn.Module, apart: Container[str] = ()) -> nn.Module:
-    """Return a copy with parameters of its own that share the memory of the model's, for changes that replace them.
-
-    Args:
-        model: The network.
-        apart: Names of modules and parameters that get memory of their own, for changes in place.
-    """
-    shared: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters() if type(p) is nn.Parameter
-    }
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if any(outer in apart for outer in _outer_names(name)):
-            shared.pop(id(p), None)
-    # The rest is for speed: deepcopy takes its time for buffers, and for the many dictionaries of hooks.
-    shared |= {id(b): b.clone() for b in model.buffers() if type(b) is Tensor and not b.requires_grad}
-    for module in model.modules():
-        shared |= {id(d): type(d)() for d in vars(module).values() if type(d) in (dict, OrderedDict) and not d}
-    return copy.deepcopy(model, shared)
-
-
-def _outer_names(name: str) -> Iterator[str]:
-    """Yield a name and those of all modules around it.
-
-    >>> list(_outer_names("a.b.weight"))
-    ['a.b.weight', 'a.b', 'a']
-    """
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

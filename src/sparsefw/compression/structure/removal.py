@@ -14,8 +14,9 @@ from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_groups
+from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.gaps import in_double, relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 SAME = 1e-5  # gaps of outputs below this are rounding
 SAME_BUT_FOR_ROUNDING = 1e-4  # the same for a model that cannot run in float64
@@ -134,7 +135,9 @@ def _with_varied_parameters(model: nn.Module) -> nn.Module:
 
     A last layer or a scale of zeros would make every removal look harmless.
     """
-    constant = {name for name, p in model.named_parameters() if p.is_floating_point() and p.numel() > 1 and _is_constant(p)}
+    constant = {
+        name for name, p in model.named_parameters() if p.is_floating_point() and p.numel() > 1 and _is_constant(p)
+    }
     if not constant:
         return model
     model = copy_sharing_weights(model)
