@@ -43,7 +43,7 @@ from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
-from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name
+from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name, record_of
 from sparsefw.scalars import is_int
 from sparsefw.text import first_line, listed
 
@@ -135,7 +135,7 @@ def is_artifact(folder: Path) -> bool:
 
 def built_from(model: nn.Module) -> dict[str, Any] | None:
     """Return the record from which the dense architecture is built by name; None for a network of other code."""
-    record = getattr(model, "built_from", None)
+    record = getattr(model, "built_from", None) or record_of(model)
     return record if isinstance(record, dict) and is_rebuilt_by_name(str(record.get("name"))) else None
 
 
@@ -179,7 +179,7 @@ def rebuilt(
         return finish(_constructed(constructor))
     if record is None:
         raise ArtifactError(
-            f"{folder} holds a network that is neither of this package nor of timm or torchvision: "
+            f"{folder} holds a network that is neither of this package nor of timm, torchvision or transformers: "
             "load(folder, constructor), with a function that builds the dense one"
         )
     with _building(folder):
