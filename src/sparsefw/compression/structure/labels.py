@@ -73,9 +73,11 @@ class Labels:
 
 def compact(labels: Array) -> Array:
     """Return the labels with length 1 along every axis on which they are equal."""
-    for axis in range(labels.ndim):
+    for axis, length in enumerate(labels.shape):
+        if length < 2:  # or none at all: a tensor may be empty
+            continue
         first = labels.take([0], axis=axis)
-        if labels.shape[axis] > 1 and bool((labels == first).all()):
+        if bool((labels == first).all()):
             labels = first
     return labels
 
