@@ -251,7 +251,7 @@ def fill(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor], state: A
         model.load_state_dict(saved, strict=True, assign=True)
         for name in outside:
             _set_buffer(model, name, values[name])
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{folder}: the weights do not fit the network: {str(error).splitlines()[-1].strip()}"
         ) from None
@@ -292,7 +292,9 @@ def _checked_state(folder: Path, model: nn.Module, state: Any) -> Mapping[str, A
         for key, is_known in known.items()
     )
     versions = state.get("versions", {}) if is_ours else None
-    if not isinstance(versions, dict) or not all(n in modules and is_int(version) for n, version in versions.items()):
+    if not isinstance(versions, dict) or not all(
+        n in modules and isinstance(version, (int, str)) for n, version in versions.items()
+    ):
         raise ArtifactError(f"{folder / 'plan.json'}: its state must list parameters and modules of the network")
     return dict(state)
 
