@@ -368,16 +368,10 @@ class _Trace:
                 positions.setdefault(self.labels.find(label), {}).setdefault(site, []).append(position)
         sets: dict[tuple[Any, ...], list[int]] = {}
         for label, at in positions.items():
-            signature = (*at, *map(len, at.values()), self.labels.reason(label))
-            sets.setdefault(signature, []).append(label)
-        return [
-            self._set(noted, [positions[label] for label in members], signature[-1])
-            for signature, members in sets.items()
-        ]
+            sets.setdefault((*at, *map(len, at.values()), self.labels.reason(label)), []).append(label)
+        return [self._set(noted, [positions[label] for label in members], key[-1]) for key, members in sets.items()]
 
-    def _set(
-        self, noted: Sequence[tuple[str, Side]], members: list[dict[int, list[int]]], reason: Reason | None
-    ) -> Channels:
+    def _set(self, noted: Sequence[Any], members: list[dict[int, list[int]]], reason: Reason | None) -> Channels:
         sites = tuple(Site(*noted[site], tuple(tuple(at[site]) for at in members)) for site in members[0])
         buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side == Side.IN or site.layer in buffers for site in sites):
