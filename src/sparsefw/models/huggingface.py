@@ -14,6 +14,7 @@ from torch import nn
 
 from sparsefw.limits import CONFIG_NUMBER, NETWORK_BLOCKS
 from sparsefw.models.external import import_torchvision
+from sparsefw.text import one_line
 
 LIBRARY = "transformers"
 _MODULES = "transformers.models."  # where its networks are; code that a hub delivers is elsewhere
@@ -56,7 +57,11 @@ def build_from_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Modul
     is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if kind is None or not is_network or not kind.__module__.startswith(_MODULES):
         raise ValueError(f"model '{LIBRARY}:{name}': transformers {transformers.__version__} has no network {name}")
-    config = kind.config_class.from_dict({key: value for key, value in arguments.items() if key != _ATTENTION})
+    values = {key: value for key, value in arguments.items() if key != _ATTENTION}
+    try:
+        config = kind.config_class.from_dict(values)
+    except Exception as error:  # the library checks configurations by exceptions of its own
+        raise ValueError(f"model '{LIBRARY}:{name}': {one_line(error)}") from error
     model = kind(config)
     attention = arguments.get(_ATTENTION)
     if attention is not None and attention != model.config._attn_implementation:
