@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from compression.zoo import HF, _bert, _llama
+from sparsefw import compress, save
 from sparsefw.models import build, build_registered, record_of
 from vision import require_vision
 
@@ -39,6 +41,20 @@ def test_a_network_is_built_again_from_its_record(make):
         assert torch.equal(again(tokens)[0], model(tokens)[0])
     assert again.built_from == record
     assert type(again) is type(model)
+
+
+def test_a_compressed_network_loads_in_a_fresh_process_without_a_constructor(tmp_path):
+    model = _bert().eval()
+    tokens = torch.arange(8).view(2, 4)
+    small = compress(model, filters=0.5, example=tokens)
+    save(small, tmp_path / "a")
+    code = "import sys, torch, sparsefw; net = sparsefw.load(sys.argv[1]).model; " + (
+        "print(type(net).__module__, float(net(torch.arange(8).view(2, 4))[0].sum()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, check=True)
+    module, total = done.stdout.split()
+    assert module == type(model).__module__
+    assert float(total) == pytest.approx(float(small.model(tokens)[0].sum()), abs=1e-4)
 
 
 def test_how_attention_is_computed_and_names_of_labels_are_kept():
