@@ -19,6 +19,10 @@ NETWORK_BLOCKS = 1_000  # of one stage of a network, or of one of timm or torchv
 NETWORK_ARGUMENT = (
     25_000  # a number in the arguments of a network of timm or torchvision; ImageNet-21k has 21,843 classes
 )
+CONFIG_NUMBER = (
+    20_000_000  # a whole number in the configuration of a network of transformers; one has 10 million positions
+)
+NETWORK_TENSORS = 100_000  # of a network that a file names; one of a hundred layers and experts has 40,000
 NETWORK_NUMBERS = 200_000_000  # of a network that a file names beside few weights; a VGG-16 has 138 million
 NUMBERS_PER_WEIGHT = (
     100  # of a network that a file names, for each weight in the file; one tenth of the filters is 1/100

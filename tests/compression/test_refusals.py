@@ -12,7 +12,7 @@ from torch import nn
 
 from compression.networks import IMAGES, ROWS, X, cnn, mlp, normed
 from sparsefw import Sizes, compress, curve, load, recalibrate, save, save_elastic
-from sparsefw.compression import ArtifactError, export_onnx, measure
+from sparsefw.compression import ArtifactError, NotRunWarning, export_onnx, measure
 from sparsefw.compression.artifact.export import ExportError
 
 BAD = [-0.1, 1.0, 1.5, math.nan, math.inf, True, False, [0.5], None.__class__]
@@ -306,3 +306,42 @@ def test_compiled_and_scripted_models():
     assert list(dict(small.model.named_modules())) == list(dict(net.named_modules()))
     with pytest.raises(ValueError, match=r"^the model is a TorchScript module, which cannot be taken apart: [^\n]*$"):
         compress(scripted, filters=0.5, example=IMAGES[0])
+
+
+class Branches(nn.Module):
+    """Its middle depends on the input; `aux` runs in training only, and `spare` never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.small = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU())
+        self.large = nn.Conv2d(8, 8, 3, padding=1)
+        self.aux = nn.Conv2d(8, 2, 1)
+        self.spare = nn.Linear(4, 4)
+        self.last = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.large(x) if x.shape[-1] > 8 else self.small(x)
+        return (self.last(x), self.aux(x)) if self.training else self.last(x)
+
+
+def test_what_the_example_does_not_run_is_named_in_one_warning_at_the_line_of_the_user():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        small = compress(Branches().eval(), filters=0.5, example=torch.randn(2, 3, 16, 16))
+    (warning,) = caught
+    assert warning.category is NotRunWarning
+    assert warning.filename == __file__
+    assert str(warning.message).startswith("small, spare: not run by the example")
+    assert "\n" not in str(warning.message)
+    listed = {entry.layer: entry.reason for entry in small.plan.untouched}
+    assert listed["small"].startswith("not run by the example")
+    assert listed["spare"].startswith("never called as a layer")
+    assert "not run" not in listed.get("aux", "")
+
+
+def test_there_is_no_warning_where_all_runs():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compress(normed(), filters=0.5, example=X)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from sparsefw.cli.output import Outcome
-from sparsefw.compression import Compressed, measure, save
+from sparsefw.compression import Compressed, NotRunWarning, measure, save
 from sparsefw.compression.artifact.files import check_replaceable
 from sparsefw.compression.artifact.folder import is_artifact
 from sparsefw.compression.recovery.calibration import first_items
@@ -21,7 +22,9 @@ def compress_run(trained: TrainedRun, out: Path, onnx: bool, settings: dict[str,
     It is evaluated on the test images; if there are none, on the validation images.
     """
     check_replaceable(out.resolve(), is_artifact)  # now, not after minutes of work
-    small = trained.compress(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotRunWarning)  # the summary says it
+        small = trained.compress(**settings)
     metric = trained.task.metric
     split = "test" if trained.data.test is not None else "validation"
     measured = {}

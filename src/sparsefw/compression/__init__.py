@@ -9,6 +9,7 @@ from sparsefw.compression.compressed import Compressed, compress
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.curves import Curve, CurvePoint, curve
 from sparsefw.compression.latency import Latency, measure
+from sparsefw.compression.pipeline import NotRunWarning
 from sparsefw.compression.recovery.batchnorm import recalibrate
 from sparsefw.compression.sizes import Sizes, smaller
 from sparsefw.compression.target import UnreachableError
@@ -20,6 +21,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "Latency",
+    "NotRunWarning",
     "Sizes",
     "UnreachableError",
     "compress",

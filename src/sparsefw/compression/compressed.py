@@ -26,8 +26,9 @@ from sparsefw.compression.settings import (
     settings_from,
     takes_settings,
 )
+from sparsefw.compression.structure.copies import copy_sharing_weights, private_copy
 from sparsefw.compression.structure.factorisation import Factors
-from sparsefw.compression.structure.layers import copy_sharing_weights, evaluating, private_copy
+from sparsefw.compression.structure.layers import evaluating
 from sparsefw.compression.structure.removal import cut, parity
 from sparsefw.compression.structure.splitting import can_compare, gap_of_split
 from sparsefw.compression.target import DROP, Target, find_level
@@ -222,6 +223,7 @@ def compress(
     plan = replace(plan, request={**request, **plan.request})
     dense_costs = costs(pipeline.dense, pipeline.example)
     small = Compressed(new, plan, dense_costs, costs(new, pipeline.example), pipeline.source, pipeline.example)
+    del pipeline  # its copy of the model would take memory beside those that are compared
     _check_parity(small, settings, amounts)
     return small
 

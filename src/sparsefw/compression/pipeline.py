@@ -17,6 +17,7 @@ import copy
 import fnmatch
 import functools
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -39,13 +40,20 @@ from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
+from sparsefw.compression.structure.channels import modes
+from sparsefw.compression.structure.copies import copied
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import evaluating, hooks, is_layer, unwrapped
+from sparsefw.compression.structure.layers import call_on_copy, evaluating, hooks, is_layer, unwrapped
 from sparsefw.kinds import Kind, in_order
 from sparsefw.recovery_words import AUTO, REFIT
+from sparsefw.text import listed
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGEST_NOISE = 1e-3  # of the outputs in two runs: sums on a GPU may be taken in another order
+
+
+class NotRunWarning(UserWarning):
+    """Parts of a network are not run by the example: whether they fit the smaller network is not known."""
 
 
 class Pipeline:
@@ -84,8 +92,25 @@ class Pipeline:
         with evaluating(self.dense), hooks(self.dense, _noting(called)):
             _check_same(run(self.dense, self.example, name), run(self.dense, self.example, name))
         self.not_run = _not_run(self.dense, called)
+        if self.not_run:
+            self._try_other_modes(called)
         if self.calibration is not None:
             recalibrate_(self.dense, self.calibration)
+
+    def _try_other_modes(self, called: set[str]) -> None:
+        """Run the layers that are called in training only, such as auxiliary classifiers; warn if some still are not."""
+        for mode in modes(self.dense, self.example)[1:]:
+            trial = copied(self.dense)
+            with mode(trial), hooks(trial, _noting(called)):
+                call_on_copy(trial, self.example)
+        self.not_run = _not_run(self.dense, called)
+        if self.not_run:
+            names = listed([note.layer for note in self.not_run])
+            warnings.warn(
+                f"{names}: {self.not_run[0].reason}; if it is in use, give an example that runs it",
+                NotRunWarning,
+                stacklevel=4,
+            )
 
     def _check_patterns(self) -> None:
         """Refuse a pattern that matches no layer: it is a typo, and would protect or choose nothing."""

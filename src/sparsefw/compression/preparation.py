@@ -24,13 +24,13 @@ from sparsefw.compression.structure import stand_ins
 from sparsefw.compression.structure.attention import plain_attention
 from sparsefw.compression.structure.channels import tensors_of
 from sparsefw.compression.structure.computed import computed_by, computed_tensors, sources_of, value_of
+from sparsefw.compression.structure.copies import private_copy
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import (
     call_on_copy,
     evaluating,
     hooks,
     is_layer,
-    private_copy,
     replace_everywhere,
     shared_layers,
 )

@@ -15,7 +15,7 @@ from torch import nn
 from sparsefw.limits import NETWORK_ARGUMENT, NETWORK_BLOCKS
 from sparsefw.text import did_you_mean
 
-LIBRARIES = ("timm:", "torchvision:")  # begin the names of their networks
+LIBRARIES = ("timm:", "torchvision:", "transformers:")  # begin the names of their networks
 # Schemas exist as long as the library object that defined them.
 _SCHEMAS: list[torch.library.Library] = []
 # The arguments that a recipe may give: the shape of a network and its dropout. Others name files and addresses to load from.

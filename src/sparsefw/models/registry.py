@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from sparsefw.models import external, resnet, vgg
+from sparsefw.models import external, huggingface, resnet, vgg
 from sparsefw.models.arguments import check_argument_names
 from sparsefw.models.own_networks import build_from_code
 from sparsefw.models.pspnet import PSPNet
@@ -99,7 +99,7 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
 
     Args:
         name: a key of MODELS; "timm:NAME" or "torchvision:NAME", never with downloaded weights, and with arguments of its shape
-            and its dropout only.
+            and its dropout only; "transformers:CLASS", with its configuration as arguments.
         arguments: of the network, as plain values: numbers, text, booleans, None, and lists and dictionaries of them.
 
     Returns:
@@ -128,15 +128,16 @@ def build_named(
 
 
 def is_rebuilt_by_name(name: str) -> bool:
-    """Return whether a file may name this network: those of this package, of timm and of torchvision, but nobody's own code."""
+    """Return whether a file may name this network: those of this package, timm, torchvision or transformers, and no others."""
     return name in MODELS or name.startswith(external.LIBRARIES)
 
 
 def build_registered(record: dict[str, Any]) -> nn.Module:
     """Build the network of a record `{"name": ..., "arguments": {...}}` that was read from a file.
 
-    Only names in MODELS are accepted, and networks of timm and torchvision with arguments of their shape and dropout: no file
-    can make this run foreign code, and nothing is downloaded.
+    Only names in MODELS are accepted, and networks of timm and torchvision with arguments of their shape and dropout, and
+    those of transformers with configurations that name neither files nor code: no file can make this run foreign code, and
+    nothing is downloaded.
 
     >>> build_registered({"name": "vit_tiny", "arguments": {"width": 24, "depth": 1}}).head.in_features
     24
@@ -154,6 +155,8 @@ def build_registered(record: dict[str, Any]) -> nn.Module:
     if name in MODELS:
         check_argument_names(name, MODELS[name].build, arguments)
         model = MODELS[name].build(**arguments)
+    elif library == huggingface.LIBRARY:
+        model = huggingface.build_from_transformers(library_name, arguments)
     elif library == "timm":
         model = external.build_from_timm(library_name, arguments)
     else:

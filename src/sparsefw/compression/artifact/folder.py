@@ -43,7 +43,7 @@ from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
-from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name
+from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name, record_of
 from sparsefw.scalars import is_int
 from sparsefw.text import first_line, listed
 
@@ -135,7 +135,7 @@ def is_artifact(folder: Path) -> bool:
 
 def built_from(model: nn.Module) -> dict[str, Any] | None:
     """Return the record from which the dense architecture is built by name; None for a network of other code."""
-    record = getattr(model, "built_from", None)
+    record = getattr(model, "built_from", None) or record_of(model)
     return record if isinstance(record, dict) and is_rebuilt_by_name(str(record.get("name"))) else None
 
 
@@ -179,7 +179,7 @@ def rebuilt(
         return finish(_constructed(constructor))
     if record is None:
         raise ArtifactError(
-            f"{folder} holds a network that is neither of this package nor of timm or torchvision: "
+            f"{folder} holds a network that is neither of this package nor of timm, torchvision or transformers: "
             "load(folder, constructor), with a function that builds the dense one"
         )
     with _building(folder):
@@ -251,7 +251,7 @@ def fill(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor], state: A
         model.load_state_dict(saved, strict=True, assign=True)
         for name in outside:
             _set_buffer(model, name, values[name])
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{folder}: the weights do not fit the network: {str(error).splitlines()[-1].strip()}"
         ) from None
@@ -292,7 +292,9 @@ def _checked_state(folder: Path, model: nn.Module, state: Any) -> Mapping[str, A
         for key, is_known in known.items()
     )
     versions = state.get("versions", {}) if is_ours else None
-    if not isinstance(versions, dict) or not all(n in modules and is_int(version) for n, version in versions.items()):
+    if not isinstance(versions, dict) or not all(
+        n in modules and isinstance(version, (int, str)) for n, version in versions.items()
+    ):
         raise ArtifactError(f"{folder / 'plan.json'}: its state must list parameters and modules of the network")
     return dict(state)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.refit import on_support
 from sparsefw.compression.settings import Selection, Settings
 from sparsefw.compression.structure.channels import Channels, Side, is_norm_of_channels
+from sparsefw.compression.structure.copies import copied
 from sparsefw.compression.structure.layers import AnyConv, as_matrices, set_weight
 from sparsefw.kinds import Kind
 
@@ -144,7 +144,7 @@ class Stage(ABC):
         """Return a compressed copy in which each set keeps this many units."""
         plan = self.plan(counts)
         edits = plan.edits
-        small = copy.deepcopy(self.model)
+        small = copied(self.model)
         plan.apply(small)
         by_layer = {edit.layer: edit for edit in edits if not isinstance(edit, Keep)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -156,25 +155,6 @@ def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module is old:
             replace_module(model, name, new)
-
-
-def private_copy(model: nn.Module) -> nn.Module:
-    """Return a copy, also of a model that holds results of its last pass, such as pruned weights: these become mere values."""
-    return copy.deepcopy(model, _values_of_results(model))
-
-
-def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters of its own that share the memory of the model's, for changes that replace them."""
-    shared: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters() if type(p) is nn.Parameter
-    }
-    return copy.deepcopy(model, shared | _values_of_results(model))
-
-
-def _values_of_results(model: nn.Module) -> dict[int, Any]:
-    """Map the ids of tensors that hang on a graph, which torch does not copy, to their values."""
-    held = (t for module in model.modules() for t in (*vars(module).values(), *module._buffers.values()))
-    return {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,8 @@ from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, modes
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights
+from sparsefw.compression.structure.copies import copy_sharing_weights
+from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.repairs import repair
 from sparsefw.compression.structure.trace import find_channels
 from sparsefw.compression.structure.trials import (

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.factorisation import Factors, empty_pair, full_rank, is_standard
-from sparsefw.compression.structure.layers import as_matrices, bias_of, copy_sharing_weights, replace_module, set_weight
+from sparsefw.compression.structure.layers import as_matrices, bias_of, replace_module, set_weight
 from sparsefw.compression.structure.trials import (
     gap_of_networks,
     offenders,

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsefw.compression.structure.copies import private_copy
 from sparsefw.compression.structure.factorisation import is_standard
 from sparsefw.compression.structure.gaps import relative_gap
-from sparsefw.compression.structure.layers import AnyConv, evaluating, is_customised, is_layer, private_copy
+from sparsefw.compression.structure.layers import AnyConv, evaluating, is_customised, is_layer
 from sparsefw.compression.structure.same_padding import SamePaddedConv2d
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 

@@ -57,7 +57,9 @@ def find_channels(model: nn.Module, example: Any) -> list[Channels]:
         line = first_line(error)
         hint = hint_at_labels(example)
         raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
-    return [*trace.channels(), *_never_called(model, trace.called)]
+    found = [*trace.channels(), *_never_called(model, trace.called)]
+    vars(trace).clear()  # it refers to itself, and would keep the model in memory until Python looks for such
+    return found
 
 
 class _Trace:
@@ -314,24 +316,23 @@ class _Trace:
         self._judge_tables()
         self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
         self.tracer.judge_grids()
-        positions: dict[int, dict[tuple[str, Side], list[int]]] = {}
-        for site, labels in [*self.noted.items(), *self._counted_numbers().items()]:
-            for position, label in enumerate(labels.tolist()):
-                if label == NEUTRAL:
-                    continue
-                positions.setdefault(self.labels.find(label), {}).setdefault(site, []).append(position)
+        noted = [*self.noted.items(), *self._counted_numbers().items()]
+        sites = [
+            site for site, _ in noted
+        ]  # below, a site is its place in here: a number is hashed a million times in no time
+        positions: dict[int, dict[int, list[int]]] = {}
+        for place, (_, labels) in enumerate(noted):
+            for position, label in enumerate(self.labels.classes(labels).tolist()):
+                if label != NEUTRAL:
+                    positions.setdefault(label, {}).setdefault(place, []).append(position)
         heads = {int(label) for line in self.tracer.heads for label in np.unique(self.labels.classes(line))}
         sets: dict[tuple[Any, ...], list[int]] = {}
         for label, at in positions.items():
-            signature = (
-                tuple((site, len(slots)) for site, slots in at.items()),
-                self.labels.reason(label),
-                label in heads,
-            )
-            sets.setdefault(signature, []).append(label)
+            key = (*at, *map(len, at.values()), self.labels.reason(label), label in heads)
+            sets.setdefault(key, []).append(label)
         channels = [
-            self._set([positions[label] for label in members], reason, is_heads)
-            for (_, reason, is_heads), members in sets.items()
+            self._set(sites, [positions[label] for label in members], reason, is_heads)
+            for (*_, reason, is_heads), members in sets.items()
         ]
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
         return joined(channels, list(sets.values()), parts)
@@ -345,8 +346,14 @@ class _Trace:
                 counted.setdefault((f"{number.module}.{number.attribute}".lstrip("."), Side.COUNT), np.array(classes))
         return counted
 
-    def _set(self, members: list[dict[tuple[str, Side], list[int]]], reason: Reason | None, is_heads: bool) -> Channels:
-        sites = tuple(Site(layer, side, tuple(tuple(at[layer, side]) for at in members)) for layer, side in members[0])
+    def _set(
+        self,
+        all_sites: Sequence[tuple[str, Side]],
+        members: Sequence[dict[int, list[int]]],
+        reason: Reason | None,
+        is_heads: bool,
+    ) -> Channels:
+        sites = tuple(Site(*all_sites[place], tuple(tuple(at[place]) for at in members)) for place in members[0])
         buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
             reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels

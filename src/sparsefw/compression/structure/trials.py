@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sparsefw.compression.reasons import Reason
+from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.gaps import in_double, relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
+from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 T = TypeVar("T")
 
