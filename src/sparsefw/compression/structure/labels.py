@@ -222,6 +222,23 @@ def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     tracer.set(first, labels)
 
 
+def _regions(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Regions cut out of feature maps, one channel at a time: (regions, channels, height, width)."""
+    tracer.fix(args[1:2], because(Cause.USED_OUTSIDE))
+    _pool(tracer, func, args, kwargs, out)
+
+
+def _put(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries written at places along the first axis: channel i of what is written is channel i of the whole."""
+    whole, places, values = tracer.of(args[0]), args[1], tracer.of(args[2])
+    along_first = len(places) == 1 and args[2].ndim == args[0].ndim
+    if not along_first or values is None or values.shape[0] > 1 or (whole is not None and whole.shape[0] > 1):
+        return _unknown(tracer, func, args, kwargs, out)
+    if whole is not None:
+        tracer.labels.unite(whole, values)
+    tracer.set(out, values)
+
+
 def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Padding around the channels leaves them as they are; padded channels have no layer that writes them."""
     labels = tracer.of(args[0])
@@ -322,6 +339,8 @@ _NAMES: dict[Rule, str] = {
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d as_strided
     """,
+    _regions: "roi_align roi_pool",
+    _put: "index_put",
     _pad: "constant_pad_nd",
     _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
     _along: "_softmax softmax _log_softmax log_softmax cumsum",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.channels import Channels, Mode, Side, find_channels, modes, with_groups
-from sparsefw.compression.structure.gaps import in_double, relative_gap
-from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights, evaluating
+from sparsefw.compression.structure.gaps import in_double
+from sparsefw.compression.structure.layers import call_on_copy, copy_sharing_weights
+from sparsefw.compression.structure.trial_run import layers_to_watch, trial_run
 
 Removed = Mapping[Channels, Sequence[int]]  # the channels of each set that are removed
 
@@ -62,23 +63,31 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
     Both keep the model's own weights. Edits of rank and of single weights remove no channels and play no part.
     """
-    return _parity_and_precision(model, edits, example)[0]
+    return _parity_and_precision(model, edits, example, layers_to_watch(model, example))[0]
 
 
-def _parity_and_precision(model: nn.Module, edits: Sequence[Edit], example: Any) -> tuple[float, bool]:
+def _parity_and_precision(
+    model: nn.Module, edits: Sequence[Edit], example: Any, watched: Collection[str]
+) -> tuple[float, bool]:
     """Return the parity and whether it is that of float64: TF32 or bfloat16 would make equal outputs look different."""
+    shrunk = {edit.layer for edit in edits if isinstance(edit, Keep) and edit.side == Side.OUT}
+    whole = frozenset(watched) - shrunk
     try:
-        return _parity(model, edits, in_double(example), nn.Module.double), True
+        return _parity(model, edits, in_double(example), whole, nn.Module.double), True
     except Exception:  # a model with a fixed precision, or a device without float64
-        return _parity(model, edits, example, lambda model: model), False
+        return _parity(model, edits, example, whole, lambda model: model), False
 
 
 def _parity(
-    model: nn.Module, edits: Sequence[Edit], example: Any, converted: Callable[[nn.Module], nn.Module]
+    model: nn.Module,
+    edits: Sequence[Edit],
+    example: Any,
+    watched: Collection[str],
+    converted: Callable[[nn.Module], nn.Module],
 ) -> float:
     # One copy at a time: in float64, each takes up to twice the memory of the model.
-    expected = _outputs(converted(_silenced(model, edits)), example)
-    return relative_gap(expected, _outputs(converted(_cut(model, edits)), example))
+    silenced = trial_run(converted(_silenced(model, edits)), example, watched=watched)
+    return trial_run(converted(_cut(model, edits)), example, silenced, watched).gap(silenced)
 
 
 def _silenced(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
@@ -87,22 +96,24 @@ def _silenced(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     return silenced
 
 
-def _outputs(model: nn.Module, example: Any) -> Any:
-    with evaluating(model):
-        return call_on_copy(model, example)
-
-
 def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     """Return all sets of channels; a set is removable if, on the example, removing channels equals silencing them.
 
     Following labels shows which channels go together. This trial shows that nothing was missed: code that computes with a fixed
-    number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving, and get an obstacle.
+    number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving, and get an obstacle; all
+    others can be removed together.
     """
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
     candidates = [i for i, channels in enumerate(sets) if channels.obstacle is None]
-    run_modes = modes(model, example)
-    trial = _with_varied_parameters(model), _with_varied_values(example)
-    reasons = dict(_offenders(*trial, run_modes, sets, candidates))
+    trial = _Trial(
+        _with_varied_parameters(model),
+        _with_varied_values(example),
+        modes(model, example),
+        layers_to_watch(model, example, sets),
+        sets,
+    )
+    reasons: dict[int, Reason] = {}
+    _find_offenders(trial, candidates, [], reasons)
     return [replace(channels, obstacle=reasons[i]) if i in reasons else channels for i, channels in enumerate(sets)]
 
 
@@ -145,30 +156,42 @@ def _with_varied_parameters(model: nn.Module) -> nn.Module:
     return model
 
 
-def _offenders(
-    model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: list[Channels], candidates: list[int]
-) -> list[tuple[int, Reason]]:
-    """Return the candidates that cannot be removed, each with the reason, by halving."""
+@dataclass(frozen=True)
+class _Trial:
+    """What removals are tried on.
+
+    watched   the layers whose outputs are compared besides those of the model
+    """
+
+    model: nn.Module
+    example: Any
+    run_modes: Sequence[Mode]
+    watched: Collection[str]
+    sets: Sequence[Channels]
+
+
+def _find_offenders(trial: _Trial, candidates: list[int], removable: list[int], reasons: dict[int, Reason]) -> None:
+    """Add each candidate to those that are removable together, or its reason to the others, by halving."""
     if not candidates:
-        return []
-    problem = _problem(model, example, run_modes, [sets[i] for i in candidates])
+        return
+    problem = _problem(trial, [trial.sets[i] for i in (*removable, *candidates)])
     if problem is None:
-        return []
-    if len(candidates) == 1:
-        return [(candidates[0], problem)]
-    half = len(candidates) // 2
-    first = _offenders(model, example, run_modes, sets, candidates[:half])
-    second = _offenders(model, example, run_modes, sets, candidates[half:])
-    # If each half can be removed but not both, neither is safe.
-    return [*first, *second] or [(i, problem) for i in candidates]
+        removable += candidates
+    elif len(candidates) == 1:
+        reasons[candidates[0]] = problem
+    else:
+        half = len(candidates) // 2
+        _find_offenders(trial, candidates[:half], removable, reasons)
+        _find_offenders(trial, candidates[half:], removable, reasons)
 
 
-def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: list[Channels]) -> Reason | None:
+def _problem(trial: _Trial, sets: Sequence[Channels]) -> Reason | None:
     """Return what goes wrong when a third of the channels of these sets is removed; None if it equals silencing them."""
-    removed = {channels: _trial(channels) for channels in sets}
+    model, example = trial.model, trial.example
+    removed = {channels: _chosen(channels) for channels in sets}
     try:
-        gap, is_exact = _parity_and_precision(model, removal_edits(model, removed), example)
-        for mode in run_modes[1:]:
+        gap, is_exact = _parity_and_precision(model, removal_edits(model, removed), example, trial.watched)
+        for mode in trial.run_modes[1:]:
             small = without(model, removed)
             with mode(small):
                 call_on_copy(small, example)
@@ -177,7 +200,7 @@ def _problem(model: nn.Module, example: Any, run_modes: Sequence[Mode], sets: li
     return None if gap < (1e-5 if is_exact else 1e-4) else because(Cause.REMOVAL_DIFFERS)
 
 
-def _trial(channels: Channels) -> list[int]:
+def _chosen(channels: Channels) -> list[int]:
     """Return a random third of each group, equally many from each: code with fixed counts or places fails on these."""
     groups: dict[int, list[int]] = {}
     for channel, group in enumerate(channels.groups):
