@@ -19,9 +19,9 @@ def in_double(example: Any) -> Any:
 def relative_gap(expected: Any, got: Any, whole_numbers: bool = False) -> float:
     """Return max |got - expected| over all output tensors, each relative to the spread of its expected values.
 
-    A common offset of all outputs hides nothing. Entries that are not finite must be equal. The gap is inf if numbers of tensors or
-    shapes differ, or if there is nothing to compare. Whole numbers, such as the index of a class, are equal by chance too often and are skipped;
-    with `whole_numbers`, the share of them that differs counts.
+    A common offset of all outputs hides nothing. Entries that are not finite must be equal. The gap is inf if there are more
+    tensors on one side, if shapes differ, or if there is nothing to compare. Whole numbers, such as the index of a class, are
+    equal by chance too often and are skipped; with `whole_numbers`, the share of them that differs counts.
     """
     worst = 0.0
     compared = False
