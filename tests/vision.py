@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+import inspect
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from detector import suppressed
 from sparsefw.models import import_torchvision
 
 
@@ -20,16 +20,6 @@ def require_vision(name: str) -> None:
         importlib.import_module(name.partition(":")[0])
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
-
-
-def torchvision_detector(name: str, **arguments: Any) -> nn.Module:
-    """Return torchvision's detector of that name for five classes, with random weights."""
-    import_torchvision()
-    provide_operators()
-    models = importlib.import_module("torchvision.models.detection")
-    sizes = {} if name.startswith("ssd") else {"min_size": 64, "max_size": 96}
-    builder = getattr(models, name)
-    return builder(weights=None, weights_backbone=None, **{"num_classes": 5, **sizes, **arguments})
 
 
 @functools.cache
@@ -43,7 +33,7 @@ def provide_operators() -> None:
         return
     boxes = importlib.import_module("torchvision.ops.boxes")
     align = importlib.import_module("torchvision.ops.roi_align")
-    in_python = align._roi_align
+    in_python = inspect.unwrap(align._roi_align)  # compiled, it would take minutes
     library = torch.library.Library("torchvision", "FRAGMENT")
     library.define(
         "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
@@ -58,17 +48,3 @@ def provide_operators() -> None:
 
 
 _LIBRARIES: list[torch.library.Library] = []  # implementations exist as long as the object that registered them
-
-
-def suppressed(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    """Return the boxes that non-maximum suppression keeps, best first."""
-    order = scores.argsort(descending=True, stable=True)
-    low, high = boxes[order].split(2, dim=1)
-    area = (high - low).prod(1)
-    shared = (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)).clamp(min=0).prod(2)
-    overlaps = shared / (area[:, None] + area - shared) > threshold
-    alive = torch.ones(len(order), dtype=torch.bool)
-    for i, row in enumerate(overlaps):
-        if alive[i]:
-            alive[i + 1 :] &= ~row[i + 1 :]
-    return order[alive]

@@ -14,8 +14,9 @@ from torch import nn
 from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
 from sparsefw.compression.artifact.plan import Plan, in_words
 from sparsefw.compression.cost import Costs, costs
-from sparsefw.compression.latency import Latency, measure, repeated
+from sparsefw.compression.latency import Latency, measure
 from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.recovery.batches import repeated
 from sparsefw.compression.recovery.calibration import run
 from sparsefw.compression.recovery.choice import recovery_in_words
 from sparsefw.compression.settings import (

@@ -27,7 +27,7 @@ from sparsefw.compression.artifact.plan import Untouched
 from sparsefw.compression.artifact.shapes import DTYPES, from_shapes, shapes_of
 from sparsefw.compression.in_place.restriction import unchanged_buffers
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.recovery.calibration import first_items
+from sparsefw.compression.recovery.batches import first_items
 from sparsefw.compression.structure.channels import tensors_of
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call, evaluating

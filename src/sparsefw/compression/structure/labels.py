@@ -74,7 +74,7 @@ class Labels:
 def compact(labels: Array) -> Array:
     """Return the labels with length 1 along every axis on which they are equal."""
     for axis in range(labels.ndim):
-        first = labels.take([0], axis=axis)
+        first = labels[(slice(None),) * axis + (slice(1),)]
         if labels.shape[axis] > 1 and bool((labels == first).all()):
             labels = first
     return labels
@@ -99,6 +99,8 @@ class Tracer(TorchDispatchMode):
         return self._of.get(tensor)
 
     def set(self, tensor: Tensor, labels: Array) -> None:
+        if not labels.size:
+            return
         if sum(length > 1 for length in labels.shape) > 1:  # a grid with holes is not a tensor
             self.labels.fix(labels, because(Cause.TWO_AXES))
         self._of[tensor] = labels
@@ -179,6 +181,8 @@ def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         return torch.from_numpy(np.array(labels, order="C")).expand(value.shape).contiguous()
 
     moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
+    if any(not labels.numel() for labels in tree_leaves(moved)):
+        tracer.fix(tree_leaves((args, kwargs)), because(Cause.NOTHING_LEFT))
     return [compact(labels.numpy()) for labels in tree_leaves(moved)]
 
 

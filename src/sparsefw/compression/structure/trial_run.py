@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefw.compression.structure.channels import Channels, Side, find_channels
+from sparsefw.compression.structure.channels import Channels, Side, find_channels, tensors_of
 from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy, evaluating, hooks
@@ -25,12 +25,16 @@ class TrialRun:
 
     outputs: Any
     decisions: Decisions
-    watched: list[Tensor]
+    watched: Sequence[Tensor] = ()
 
-    def gap(self, leader: TrialRun) -> float:
+    def gap(self, leader: TrialRun, whole_numbers: bool = False) -> float:
         """Return how far this run is from the one that it followed: in outputs, watched layers and what decisions look at."""
         wanted, found = self.decisions.grounds
-        return relative_gap([leader.outputs, leader.watched, wanted], [self.outputs, self.watched, found])
+        return relative_gap(
+            [tensors_of(leader.outputs), leader.watched, wanted],
+            [tensors_of(self.outputs), self.watched, found],
+            whole_numbers,
+        )
 
 
 def trial_run(
