@@ -74,6 +74,11 @@ def _listed(inputs: Any) -> list[Tensor]:
     return _images(inputs[0]) if is_one else []
 
 
+def takes_one_list(inputs: Any) -> bool:
+    """Return whether these are the inputs of a network that takes a list of images."""
+    return bool(_listed(inputs))
+
+
 def batch_size(inputs: Any) -> int:
     """Return the length of the first tensor, or of a list of images.
 
