@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from sparsefw.compression.structure import removal
 from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.compression.structure.removal import removable_channels, removal_edits
-from vision import require_vision
+from vision import provide_operators, require_vision
 
 # The layers that stay as they are: those that write scores, boxes, masks and the like.
 LAST = {
@@ -271,3 +272,48 @@ def test_the_last_layers_keep_their_outputs():
     assert (small.model.scores.out_features, small.model.boxes.out_features) == (CLASSES, 4)
     assert isinstance(small.model, Detr)
     assert removal_edits(small.model, {}) == []
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs():
+    require_vision("torchvision")
+    provide_operators()
+    text = (Path(__file__).parents[2] / "docs" / "compress.md").read_text()
+    (code,) = re.findall(r"test_detectors.py -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+    made: dict[str, object] = {}
+    exec(code, made)
+    assert made["small"].costs.parameters < 0.26 * made["small"].dense.parameters
+    assert made["boxes"].shape[1] == 4
+
+
+def test_a_choice_by_rounding_is_not_taken_for_randomness():
+    """On a GPU, sums in another order decide between candidates that are equally good."""
+
+    class Wavering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o, self.calls = nn.Linear(4, 8), nn.Linear(8, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y = self.o(self.a(x).relu())
+            scores = torch.ones(len(y)) + y[:, 0] * 0
+            scores[self.calls % len(y)] += 1e-7
+            return y[scores.topk(2).indices]
+
+    small = compress(Wavering(), filters=0.5, example=torch.randn(5, 4))
+    assert small.model.a.out_features == 4
+
+
+def test_random_choices_are_refused():
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.o(self.a(x).relu())
+            return y * (torch.rand(3) > 0.5)
+
+    with pytest.raises(ValueError, match="random in evaluation mode"):
+        compress(Random(), filters=0.5, example=torch.randn(5, 4))

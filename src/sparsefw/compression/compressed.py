@@ -164,7 +164,7 @@ def compress(
         calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, if refit is
             chosen, the remaining weights are fitted in closed form to what the dense network computes.
         example: An input with a batch axis: a tensor, a tuple of positional or a dict of keyword arguments, or both, as
-            ((x,), {"mask": mask}). Default: two items of the calibration.
+            ((x,), {"mask": mask}); of a detector, a list of images. Default: two items of the calibration.
         refit: Fit the remaining weights to the dense network: True, False, or "auto", which tries both and takes the one whose
             outputs follow the dense network's better on a quarter of the calibration inputs, held out from the fit. Fitting
             helps networks that were not trained to be cut, and harms many that were.
