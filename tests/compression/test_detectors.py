@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from compression.detectors import CLASSES, DETECTORS, Detr, Yolo, built, images
 from compression.zoo import awake
-from detector import Detector
-from sparsefw import Sizes, compress, curve, save
-from sparsefw.compression import costs, export_onnx
+from detector import Detector, detections
+from sparsefw import Sizes, compress, curve, load, save
+from sparsefw.compression import ArtifactError, costs, export_onnx
 from sparsefw.compression.artifact.export import ExportError
 from sparsefw.compression.reasons import Cause
 from sparsefw.compression.recovery.cut_network import CutNetwork
@@ -116,10 +116,10 @@ def test_decisions_are_followed_and_what_they_look_at_is_kept():
     wanted, found = own.grounds
     assert [t.tolist() for t in wanted] == [[1, 1, 0], [1, 1], [1, 1, 0]]
     assert torch.equal(found[0], other)
-    with Decisions(leader) as own:  # another order of operations is followed no further
+    with Decisions(leader) as own:  # what the leader did not decide is decided anew
         assert (scores > 2).tolist() == [False] * 3
-        assert choose(other)[0].tolist() == [1, 0]
-    assert not own.followed
+        assert choose(other)[0].tolist() == first[0].tolist()
+    assert len(own.followed) == 3
 
 
 def test_decisions_by_other_numbers_of_channels_are_made_anew():
@@ -238,6 +238,41 @@ def test_saved_and_loaded_in_another_process(name, tmp_path):
         assert all(torch.equal(of_image[key], loaded[key]) for key in of_image)
 
 
+class Wobbling(Yolo):
+    """Another machine: scores that differ by rounding."""
+
+    def forward(self, batch: list[Tensor]) -> list[dict[str, Tensor]]:
+        with torch.no_grad():
+            stacked = torch.stack([nn.functional.interpolate(image[None], (64, 64))[0] for image in batch])
+            boxes, logits = self.network(stacked)
+            generator = torch.Generator().manual_seed(0)
+            logits = logits + 1e-6 * torch.randn(logits.shape, generator=generator)
+        return detections((boxes, logits), least=0.01)
+
+
+def test_a_loaded_detector_decides_as_the_saved_one(tmp_path):
+    """Its probe has equally good candidates: without the stored choices, other boxes would be kept, and load would refuse."""
+
+    def even(kind: type[nn.Module]) -> nn.Module:
+        torch.manual_seed(0)
+        model = awake(kind()).eval()
+        for head in model.network.heads:
+            head[1].weight.data[4:] = 0
+            head[1].bias.data[4:] = 0.5
+        return model
+
+    save(compress(even(Yolo), filters=0.5, example=images()), tmp_path / "small")
+    assert load(tmp_path / "small", lambda: even(Wobbling)).model(images())
+
+    def other() -> nn.Module:
+        model = even(Yolo)
+        model.network.heads[0][0][2] = nn.ReLU()  # a constructor that builds something else
+        return model
+
+    with pytest.raises(ArtifactError, match="does not compute what was saved"):
+        load(tmp_path / "small", other)
+
+
 def test_curve_smaller_and_sizes():
     model = built("YOLO-like")
 
@@ -282,7 +317,7 @@ def test_the_example_of_the_docs():
     (code,) = re.findall(r"test_detectors.py -->\n```python\n(.*?)```", text, flags=re.DOTALL)
     made: dict[str, object] = {}
     exec(code, made)
-    assert made["small"].costs.parameters < 0.26 * made["small"].dense.parameters
+    assert made["small"].costs.parameters < 0.27 * made["small"].dense.parameters
     assert made["boxes"].shape[1] == 4
 
 

@@ -11,6 +11,8 @@ nms, a comparison, item().
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,7 @@ _UNDECIDED = ("pool", "_like", "new_", "attention", "rnn", "lstm")
 class Decision:
     """One decision of a network.
 
-    operation   what decided
+    operation   what decided, by name; by number for one that was read from a file, which knows no grounds
     grounds     the floating-point numbers that it decided by
     choice      the whole numbers, truth values and numbers of Python that it gave
     """
@@ -37,6 +39,9 @@ class Decision:
 
     def can_lead(self, other: Decision) -> bool:
         """Return whether the other decision is the same one of another network, by as many numbers."""
+        if self.operation == number_of(other.operation):
+            sizes = [(_size(mine), _size(its)) for mine, its in zip(self.choice, other.choice, strict=False)]
+            return len(self.choice) == len(other.choice) and all(its != 0 or mine == 0 for mine, its in sizes)
         alike = [t.shape for t in self.grounds] == [t.shape for t in other.grounds]
         return self.operation == other.operation and alike and len(self.choice) == len(other.choice)
 
@@ -44,8 +49,8 @@ class Decision:
 class Decisions(TorchDispatchMode):
     """The decisions that are made within the block, in order; with a leader, its choices are made in place of the own ones.
 
-    Decisions by numbers of another shape, such as a maximum over channels of which fewer are left, are made anew. Where the
-    order of the operations differs from the leader's, it is followed no further.
+    Decisions by numbers of another shape, such as a maximum over channels of which fewer are left, are made anew, and so are
+    those that the leader did not make, such as what a network computes once in its first run.
     """
 
     def __init__(self, leader: Decisions | None = None) -> None:
@@ -53,7 +58,7 @@ class Decisions(TorchDispatchMode):
         self.made: list[Decision] = []
         self.followed: list[tuple[Decision, Decision]] = []  # a decision of the leader, and the own one
         self._leader = leader
-        self._lost = leader is None
+        self._next = 0  # of the leader's decisions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -72,21 +77,21 @@ class Decisions(TorchDispatchMode):
         choice = self._choice(own)
         self.made.append(Decision(operation, own.grounds, choice))
         for place, chosen in zip(places, choice, strict=True):
-            leaves[place] = _copy(chosen)
+            leaves[place] = _copy(chosen) if isinstance(leaves[place], Tensor) else _number(chosen)
         return tree_unflatten(leaves, structure)
 
     def _choice(self, own: Decision) -> tuple[Any, ...]:
         """Return the leader's choice where it decides the same; else the own."""
-        number = len(self.made)
-        if self._lost or self._leader is None:
+        if self._leader is None or self._next == len(self._leader.made):
             return own.choice
-        led = self._leader.made[number] if number < len(self._leader.made) else None
-        if led is None or led.operation != own.operation:
-            self._lost = True
+        led = self._leader.made[self._next]
+        if led.operation not in (own.operation, number_of(own.operation)):
             return own.choice
+        self._next += 1
         if not led.can_lead(own):
             return own.choice
-        self.followed.append((led, own))
+        if led.operation == own.operation:
+            self.followed.append((led, own))
         return led.choice
 
     @property
@@ -96,10 +101,31 @@ class Decisions(TorchDispatchMode):
         return [a for a, _ in pairs], [b for _, b in pairs]
 
 
+def decided(made: Iterable[tuple[int, tuple[Any, ...]]]) -> Decisions:
+    """Return a leader that made these choices, in order, each by the operation of a number."""
+    leader = Decisions()
+    leader.made = [Decision(str(number), (), choice) for number, choice in made]
+    return leader
+
+
+def number_of(operation: str) -> str:
+    """Return the number of an operation, the same on every machine, in digits."""
+    return str(zlib.crc32(operation.encode()))
+
+
+def _size(chosen: Any) -> int:
+    """Return 0 for a number, else how many axes it has, and one."""
+    return chosen.ndim + 1 if isinstance(chosen, Tensor) and chosen.ndim else 0
+
+
 def _is_choice(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
         return not (leaf.is_floating_point() or leaf.is_complex())
     return isinstance(leaf, (bool, int, float))
+
+
+def _number(chosen: Any) -> Any:
+    return chosen.item() if isinstance(chosen, Tensor) else chosen
 
 
 def _copy(leaf: Any) -> Any:
