@@ -11,7 +11,7 @@ from torch.nn import functional
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.packing import pack, packed_bytes, unique_tensors
 from sparsefw.compression.cost import Costs, costs, macs, parameters
-from sparsefw.compression.recovery.calibration import batch_size
+from sparsefw.compression.recovery.batches import batch_size
 
 
 @pytest.mark.parametrize("batch", [1, 3])

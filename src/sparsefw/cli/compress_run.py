@@ -12,7 +12,7 @@ from sparsefw.cli.output import Outcome
 from sparsefw.compression import Compressed, NotRunWarning, measure, save
 from sparsefw.compression.artifact.files import check_replaceable
 from sparsefw.compression.artifact.folder import is_artifact
-from sparsefw.compression.recovery.calibration import first_items
+from sparsefw.compression.recovery.batches import first_items
 from sparsefw.train.evaluate_run import TrainedRun
 
 

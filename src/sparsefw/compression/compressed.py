@@ -13,8 +13,9 @@ from torch import nn
 from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
 from sparsefw.compression.artifact.plan import Keep, Plan, Split, in_words
 from sparsefw.compression.cost import Costs, costs
-from sparsefw.compression.latency import Latency, measure, repeated
+from sparsefw.compression.latency import Latency, measure
 from sparsefw.compression.pipeline import Pipeline
+from sparsefw.compression.recovery.batches import repeated
 from sparsefw.compression.recovery.calibration import run
 from sparsefw.compression.recovery.choice import recovery_in_words
 from sparsefw.compression.settings import (
@@ -173,7 +174,7 @@ def compress(
         calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, if refit is
             chosen, the remaining weights are fitted in closed form to what the dense network computes.
         example: An input with a batch axis: a tensor, a tuple of positional or a dict of keyword arguments, or both, as
-            ((x,), {"mask": mask}). Default: two items of the calibration.
+            ((x,), {"mask": mask}); of a detector, a list of images. Default: two items of the calibration.
         refit: Fit the remaining weights to the dense network: True, False, or "auto", which tries both and takes the one whose
             outputs follow the dense network's better on a quarter of the calibration inputs, held out from the fit. Fitting
             helps networks that were not trained to be cut, and harms many that were.

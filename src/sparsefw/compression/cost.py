@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from sparsefw.compression.artifact.packing import packed_bytes
-from sparsefw.compression.recovery.calibration import batch_size
+from sparsefw.compression.recovery.batches import batch_size
 from sparsefw.compression.structure.layers import call_on_copy, evaluating, plain_transformer_layers
 
 # torch's counter knows the attention kernels of GPUs, but not the one that runs on a CPU.

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from sparsefw.atomic_io import parse_json, write_text
-from sparsefw.compression.recovery.calibration import batch_size
+from sparsefw.compression.recovery.batches import batch_size, repeated
 from sparsefw.compression.structure.layers import (
     AnyConv,
     call,
@@ -92,7 +92,7 @@ def measure(
         statistics.median(times),
         quarters[2] - quarters[0],
         len(times),
-        len(tensors[0]),
+        batch_size(inputs),
         torch.get_num_threads(),
         label,
         backend,
@@ -121,14 +121,6 @@ def repeat(
     while (time.perf_counter() < end or len(times) < least) and len(times) < most:
         times.append(timed())
     return times
-
-
-def repeated(example: Any, batch: int) -> Any:
-    """Return a batch of copies of the example's first item; tensors without a batch axis, such as a common mask, stay."""
-    size = batch_size(example)
-    return tree_map(
-        lambda t: torch.cat([t[:1]] * batch) if isinstance(t, Tensor) and t.ndim and len(t) == size else t, example
-    )  # torch.cat keeps the memory format
 
 
 class LatencyTable:

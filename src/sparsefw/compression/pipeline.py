@@ -29,10 +29,11 @@ from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Plan, Untouched
 from sparsefw.compression.check import check_model
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
-from sparsefw.compression.preparation import prepared
+from sparsefw.compression.preparation import copy_of, prepared
 from sparsefw.compression.progress import shown
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.agreement import WORST
+from sparsefw.compression.recovery.batches import as_arguments
 from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, device_of, run
 from sparsefw.compression.recovery.choice import Choice, Judge, judge_of
@@ -42,8 +43,9 @@ from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.channels import modes
 from sparsefw.compression.structure.copies import copied
-from sparsefw.compression.structure.gaps import relative_gap
+from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import call_on_copy, evaluating, hooks, is_layer, unwrapped
+from sparsefw.compression.structure.trial_run import TrialRun
 from sparsefw.kinds import Kind, in_order
 from sparsefw.recovery_words import AUTO, REFIT
 from sparsefw.text import listed
@@ -75,8 +77,11 @@ class Pipeline:
         self.progress = shown(settings.progress)
         self.source = model
         self.calibration = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
+        runs = copy_of(model)  # to see what it takes: the given model is never run
+        if self.calibration is not None:
+            self.calibration.suit(runs)
         if settings.example is not None:
-            self.example = settings.example
+            self.example = as_arguments(runs, settings.example)
         elif self.calibration is not None:
             self.example = self.calibration.example
         else:
@@ -84,13 +89,14 @@ class Pipeline:
                 "give calibration= (batches without labels, some hundred images), or at least one example= input: "
                 "without calibration nothing is recovered after compression"
             )
+        del runs
         name = "calibration" if settings.example is None else "example"
         self.dense, self.preparation = prepared(model, self.example, name)
         self._stages: dict[tuple[Kind, frozenset[Kind]], Stage] = {}
         self._check_patterns()
         called: set[str] = set()
         with evaluating(self.dense), hooks(self.dense, _noting(called)):
-            _check_same(run(self.dense, self.example, name), run(self.dense, self.example, name))
+            _check_same(self.dense, self.example, name)
         self.not_run = _not_run(self.dense, called)
         if self.not_run:
             self._try_other_modes(called)
@@ -230,9 +236,16 @@ class Pipeline:
         return cuts[chosen], notes[chosen], choice
 
 
-def _check_same(first: Any, second: Any) -> None:
-    """Refuse a model whose outputs for the same input differ: no trial and no comparison would show anything."""
-    gap = relative_gap(first, second, whole_numbers=True)
+def _check_same(model: nn.Module, example: Any, name: str) -> None:
+    """Refuse a model whose outputs for the same input differ: no trial and no comparison would show anything.
+
+    The second run follows the decisions of the first: on a GPU, rounding decides among equally good candidates.
+    """
+    with Decisions() as decided:
+        first = TrialRun(run(model, example, name), decided)
+    with Decisions(decided) as following:
+        second = TrialRun(run(model, example, name), following)
+    gap = second.gap(first, whole_numbers=True)
     if math.isfinite(gap) and gap > LARGEST_NOISE:
         raise ValueError(
             f"the model is random in evaluation mode: its outputs in two runs on the same input differ by {gap:.2g} of their "

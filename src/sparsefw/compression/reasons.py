@@ -51,6 +51,7 @@ class Cause(Enum):
     MEETS_FIXED_SIZE = "meets a tensor of fixed size"
     JOINED_WITH_FIXED_SIZE = "joined with a tensor of fixed size"
     JOINED_WITH_PADDING = "joined with padding"
+    NOTHING_LEFT = "the example leaves nothing of them: give one in which something is found"
     TAKEN_APART = "taken apart by position"
 
     # The groups of grouped convolutions.

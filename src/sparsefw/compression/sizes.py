@@ -36,8 +36,9 @@ from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, un
 from sparsefw.compression.in_place.side_by_side import SideBySide
 from sparsefw.compression.in_place.slices import OnePassError
 from sparsefw.compression.kinds import StageRequest, stage_for
+from sparsefw.compression.recovery.batches import as_arguments, first_items
 from sparsefw.compression.recovery.batchnorm import recalibrate_
-from sparsefw.compression.recovery.calibration import Calibration, device_of, first_items
+from sparsefw.compression.recovery.calibration import Calibration, device_of
 from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES
 from sparsefw.compression.settings import REMOVED, Settings
 from sparsefw.compression.structure.layers import unwrapped, with_wrappers
@@ -90,8 +91,9 @@ class Sizes:
         check_range(between, distribution)
         if not is_int(seed) or seed < 0:
             raise ValueError(f"seed={seed!r}: must be a whole number of at least 0")
-        settings = Settings(example=example, form=form, score=score, include=include, exclude=exclude)
         self._model = unwrapped(model)
+        example = as_arguments(self._model, example)
+        settings = Settings(example=example, form=form, score=score, include=include, exclude=exclude)
         self._between = (0.0, kind.most_drawn) if between is None else between
         self._distribution = distribution or kind.drawn
         self._seed = seed
@@ -253,7 +255,10 @@ def _smaller(wrapped: Sequence[nn.Module], kind: Kind, ratio: float, settings: S
     model = wrapped[-1]
     _require_nothing_waits(model)
     data = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
+    if data is not None:
+        data.suit(model)
     example = settings.example if data is None or settings.example is not None else data.example
+    example = as_arguments(model, example)
     with ExitStack() as restored:
 
         def cut(first_input: Any) -> None:

@@ -16,7 +16,8 @@ from sparsefw.compression.cost import costs
 from sparsefw.compression.latency import LatencyTable, estimate
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
-from sparsefw.compression.recovery.calibration import NotFiniteError, batch_size, device_of, mean_over_ranks
+from sparsefw.compression.recovery.batches import batch_size
+from sparsefw.compression.recovery.calibration import NotFiniteError, device_of, mean_over_ranks
 from sparsefw.kinds import Kind
 
 COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}  # the word in a target -> the field of Costs

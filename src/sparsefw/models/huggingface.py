@@ -37,7 +37,7 @@ def record_of(model: nn.Module) -> dict[str, Any] | None:
     There is none where its configuration names a file, an address or code of others.
     """
     kind = type(model)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not kind.__module__.startswith(_MODULES) or not hasattr(config, "to_dict"):
         return None
     try:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.atomic_io import naming, replaced_file
+from sparsefw.compression.recovery.batches import takes_one_list
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import arguments_of, call_on_copy, evaluating
 from sparsefw.text import first_line
@@ -96,6 +97,7 @@ def onnx_session(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 
 def _onnx_program(model: nn.Module, example: Any) -> Any:
     _needs("onnx", "onnxscript")
+    _require_batch(example)
     with evaluating(model), _quiet():
         try:
             args, kwargs = _arguments(model, _on_cpu(_two(example)))
@@ -116,7 +118,16 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
     return program
 
 
+def _require_batch(example: Any) -> None:
+    if takes_one_list(example):
+        raise ExportError(
+            "the model takes a list of images, whose number and sizes a file would fix: export a module that takes a batch of "
+            "images and gives boxes and scores of all candidates, and choose among them outside"
+        )
+
+
 def _exported(model: nn.Module, example: Any) -> Any:
+    _require_batch(example)
     try:
         args, kwargs = _arguments(model, _two(example))
         return torch.export.export(model, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))

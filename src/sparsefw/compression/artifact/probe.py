@@ -6,10 +6,14 @@ or another version of a library may give one that takes the same weights and com
 The inputs are made from their shapes, by numbers that are the same on every machine, and are not stored. Of the outputs, at
 most 4,096 entries per tensor are. Both sides run on the CPU, in the network's own precision, and may differ by the square root
 of its rounding: half of the digits are the same.
+
+What a network decides on the way, such as which boxes a detector keeps, is stored too, and the loaded network decides the same:
+another machine rounds differently, and would choose differently among candidates that are equally good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Mapping, Sequence
@@ -27,8 +31,9 @@ from sparsefw.compression.artifact.plan import Untouched
 from sparsefw.compression.artifact.shapes import DTYPES, from_shapes, shapes_of
 from sparsefw.compression.in_place.restriction import unchanged_buffers
 from sparsefw.compression.reasons import Cause, Reason, because
-from sparsefw.compression.recovery.calibration import first_items
+from sparsefw.compression.recovery.batches import first_items
 from sparsefw.compression.structure.channels import tensors_of
+from sparsefw.compression.structure.decisions import Decisions, decided, number_of
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call, evaluating
 from sparsefw.limits import PROBE_NUMBERS
@@ -37,6 +42,10 @@ from sparsefw.text import first_line
 
 PREFIX = f"{OWN}probe."
 ENTRIES = 4096  # of an output, if it has more
+CHOICE = f"{PREFIX}choice."
+MOST_CHOSEN = (
+    1 << 16
+)  # entries of a choice, and choices, that are stored; where there are more, the loaded network decides
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,11 @@ class Probe:
 
     def outputs(self, model: nn.Module) -> dict[str, Tensor]:
         """Return what a model computes, as it is stored; nothing if there is nothing that could be compared."""
-        outputs = _outputs(model, self.input)
-        return _named(outputs) if math.isfinite(relative_gap(outputs, outputs, whole_numbers=True)) else {}
+        decisions = Decisions()
+        outputs = _outputs(model, self.input, decisions=decisions)
+        if not math.isfinite(relative_gap(outputs, outputs, whole_numbers=True)):
+            return {}
+        return _named(outputs) | _named_choices(decisions)
 
     def to_json(self) -> dict[str, Any]:
         return {"input": self.input, "torch": self.torch}
@@ -93,11 +105,11 @@ def check(folder: Path, model: nn.Module, header: Any, tensors: Mapping[str, Ten
         header: Of the probe, as in plan.json; None if there is none.
         tensors: The stored outputs, by the names that `Probe.outputs` gives.
     """
-    expected = [t for name, t in sorted(tensors.items()) if name.startswith(PREFIX)]
+    expected = [t for name, t in sorted(tensors.items()) if name.startswith(PREFIX) and not name.startswith(CHOICE)]
     if header is None or not expected:
         return
     try:
-        got = _outputs(model, header["input"])
+        got = _outputs(model, header["input"], decisions=Decisions(decided(_choices(tensors))))
         gap = relative_gap(expected, got, whole_numbers=True) if len(got) == len(expected) else math.inf
         if gap <= tolerance(model, got):
             return
@@ -112,11 +124,12 @@ def check(folder: Path, model: nn.Module, header: Any, tensors: Mapping[str, Ten
     )
 
 
-def _outputs(model: nn.Module, shapes: Any, seed: int = 0) -> list[Tensor]:
+def _outputs(model: nn.Module, shapes: Any, seed: int = 0, decisions: Decisions | None = None) -> list[Tensor]:
     """Return the outputs on the CPU, a random choice of the entries of large ones; the seed is for networks that draw numbers."""
     is_on_cpu = all(t.device.type == "cpu" for t in (*model.parameters(), *model.buffers()))
     model = model if is_on_cpu else copy.deepcopy(model).cpu()
-    with unchanged_buffers(model), evaluating(model), torch.random.fork_rng(devices=[]):
+    deciding = contextlib.nullcontext() if decisions is None else decisions
+    with unchanged_buffers(model), evaluating(model), torch.random.fork_rng(devices=[]), deciding:
         torch.default_generator.manual_seed(seed)
         outputs = tensors_of(call(model, _inputs(shapes)))
     return [_chosen(torch.view_as_real(t) if t.is_complex() else t) for t in outputs]
@@ -153,6 +166,26 @@ def _chosen(output: Tensor) -> Tensor:
 
 def _named(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f"{PREFIX}{i:04}": output for i, output in enumerate(outputs)}
+
+
+def _named_choices(decisions: Decisions) -> dict[str, Tensor]:
+    """Return the choices by names that `_choices` reads; a number becomes a tensor without axes."""
+    named = {}
+    for i, decision in enumerate(decisions.made[:MOST_CHOSEN]):
+        choice = [torch.as_tensor(chosen) for chosen in decision.choice]
+        named[f"{CHOICE}{i:05}"] = torch.tensor(int(number_of(decision.operation)))
+        if sum(chosen.numel() for chosen in choice) <= MOST_CHOSEN:
+            named |= {f"{CHOICE}{i:05}.{j}": chosen.contiguous() for j, chosen in enumerate(choice)}
+    return named
+
+
+def _choices(tensors: Mapping[str, Tensor]) -> list[tuple[int, tuple[Tensor, ...]]]:
+    """Return the stored choices in order, each behind the number of its operation."""
+    by_place: dict[str, list[Tensor]] = {}
+    for name, chosen in sorted(tensors.items()):
+        if name.startswith(CHOICE):
+            by_place.setdefault(name.removeprefix(CHOICE).partition(".")[0], []).append(chosen)
+    return [(int(number), tuple(choice)) for number, *choice in by_place.values()]
 
 
 def tolerance(model: nn.Module, outputs: Sequence[Tensor]) -> float:

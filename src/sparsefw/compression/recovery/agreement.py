@@ -23,6 +23,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 from sparsefw.compression.recovery.calibration import run
 from sparsefw.compression.structure.channels import tensors_of
+from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import evaluating
 
 WORST = -1000.0
@@ -34,15 +35,18 @@ CONSTANT = 1e-12  # of the sum of squares: an output that varies less has nothin
 def agreement(whole: nn.Module, small: nn.Module, inputs: Iterable[Any]) -> float:
     """Return the agreement of two networks, at most 1; WORST if outputs of the smaller one are not finite.
 
-    Batch after batch adds to sums, and no outputs are kept. Whole numbers, such as the index of a class, count only where there
-    is nothing else: by the share of them that is equal.
+    The smaller one follows the decisions of the whole one. Batch after batch adds to sums, and no outputs are kept. Whole
+    numbers, such as the index of a class, count only where there is nothing else: by the share of them that is equal.
 
     It is nan if nothing can be compared: no tensors, tensors of other shapes, or the same outputs for every input.
     """
     outputs = _Outputs()
     with evaluating(whole), evaluating(small):
         for batch in inputs:
-            outputs.add(tensors_of(run(whole, batch)), tensors_of(run(small, batch)))
+            with Decisions() as decided:
+                expected = tensors_of(run(whole, batch))
+            with Decisions(decided):  # such as which boxes are kept: else there would be others to compare
+                outputs.add(expected, tensors_of(run(small, batch)))
     return outputs.agreement()
 
 

@@ -51,7 +51,9 @@ def recalibrate(model: nn.Module, calibration: Iterable[Any]) -> nn.Module:
     tensor([2.])
     """
     new = copy.deepcopy(model)
-    recalibrate_(new, Calibration(calibration, device_of(new)))
+    inputs = Calibration(calibration, device_of(new))
+    inputs.suit(new)
+    recalibrate_(new, inputs)
     return new
 
 

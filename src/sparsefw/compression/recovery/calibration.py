@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
+from sparsefw.compression.recovery.batches import batch_size, first_items, inputs_of, items_of, takes_list
 from sparsefw.compression.structure.layers import call_on_copy, hint_at_labels
 from sparsefw.text import first_line
 
@@ -29,7 +30,8 @@ class Calibration:
     """Inputs from any iterable of batches, on the model's device.
 
     A batch is a tensor, a dict of keyword arguments (its "labels" are dropped), or a tuple or list whose first item is the
-    input and whose others (labels) are ignored. An iterable that can be read again, such as a DataLoader, is read in every pass
+    input and whose others (labels) are ignored. For a network that takes a list of images it is such a list, or a tuple or list
+    whose first item is one. An iterable that can be read again, such as a DataLoader, is read in every pass
     with the random numbers of seed 0, so that shuffling and augmentation repeat; an iterator, such as a generator, is read once
     and kept.
     """
@@ -42,13 +44,20 @@ class Calibration:
             )
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._device = device
+        self._takes_list = False
         self.count = 0  # of inputs; known after the first pass
+
+    def suit(self, model: nn.Module) -> None:
+        """Find out whether the model takes the images of a batch as a list."""
+        with _repeated_randomness(self._batches):
+            first = next(iter(_from_the_start(self._batches)), None)
+        self._takes_list = takes_list(model, tree_map(self._move, first))
 
     def __iter__(self) -> Iterator[Any]:
         count = 0
         with _repeated_randomness(self._batches):
             for batch in _from_the_start(self._batches):
-                inputs = tree_map(self._move, inputs_of(batch))
+                inputs = tree_map(self._move, inputs_of(batch, self._takes_list))
                 if not batch_size(inputs):
                     raise ValueError("calibration has an empty batch")
                 count += batch_size(inputs)
@@ -84,7 +93,7 @@ class Part:
             places = torch.arange(first, first + batch_size(inputs)) % HELD_OUT == HELD_OUT - 1
             chosen = places if self.held_out else ~places
             if bool(chosen.any()):
-                yield _items(inputs, chosen)
+                yield items_of(inputs, chosen.nonzero().flatten().tolist())
 
 
 def _from_the_start(batches: Any) -> Any:
@@ -119,43 +128,6 @@ def _repeated_randomness(batches: Any) -> Iterator[None]:
             generator.set_state(state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-
-
-def inputs_of(batch: Any) -> Any:
-    """Return the inputs of a batch, without labels."""
-    if isinstance(batch, Mapping):
-        return {name: value for name, value in batch.items() if name not in ("labels", "label")}
-    if isinstance(batch, (tuple, list)):
-        if not batch:
-            raise ValueError("calibration has an empty batch")
-        return batch[0]
-    return batch
-
-
-def batch_size(inputs: Any) -> int:
-    """Return the length of the first tensor.
-
-    >>> batch_size({"image": torch.zeros(8, 3)})
-    8
-    """
-    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim]
-    return int(tensors[0].shape[0]) if tensors else 1
-
-
-def first_items(inputs: Any, count: int) -> Any:
-    """Return the first items of a batch; tensors without a batch axis, such as a mask that all items share, stay."""
-    return _items(inputs, slice(count))
-
-
-def _items(inputs: Any, which: slice | Tensor) -> Any:
-    size = batch_size(inputs)
-
-    def chosen(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.ndim or len(t) != size:
-            return t
-        return t[which if isinstance(which, slice) else which.to(t.device)]
-
-    return tree_map(chosen, inputs)
 
 
 def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:

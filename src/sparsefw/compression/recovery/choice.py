@@ -15,7 +15,8 @@ from torch import nn
 
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.agreement import WORST, agreement
-from sparsefw.compression.recovery.calibration import Calibration, Part, batch_size, mean_over_ranks, rank_of
+from sparsefw.compression.recovery.batches import batch_size
+from sparsefw.compression.recovery.calibration import Calibration, Part, mean_over_ranks, rank_of
 from sparsefw.recovery_words import PLAIN, REFIT
 
 FEWEST = 8  # inputs to judge on, of 32

@@ -40,6 +40,8 @@ def match_moments(
                 wanted.add(y if rows is None else y.index_select(axis, torch.as_tensor(rows, device=y.device)), axis)
                 got.add(until(cut.model, current, inputs, output=True), axis)
         add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
+        if not float(wanted.sums[2, 0]) or not float(got.sums[2, 0]):  # type: ignore[index]
+            continue  # a head that is run on what was found, where nothing was
         if not all(bool(m.sums.isfinite().all()) for m in (wanted, got) if m.sums is not None):
             raise NotFiniteError(
                 f"{name}: calibration gives activations that are not finite, or too large to be squared"

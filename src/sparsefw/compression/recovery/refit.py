@@ -24,6 +24,7 @@ from sparsefw.compression.recovery.batchnorm import batch_statistics
 from sparsefw.compression.recovery.calibration import NotFiniteError, add_over_ranks, rank_of, run
 from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
 from sparsefw.compression.recovery.patches import choose_positions, samples
+from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
@@ -117,6 +118,8 @@ def refit(
         for cut, (fitting, held) in zip(cuts, collected, strict=True):
             layer = dense.get_submodule(name)
             current = cut.model.get_submodule(name)
+            if fitting is None:  # no batch has inputs for it
+                continue
             if not fitting.is_finite() or (held is not None and not held.is_finite()):
                 broken.add(id(cut))  # too much was removed from this one; the others continue
                 if len(broken) == len(cuts):
@@ -196,11 +199,15 @@ def _collect(
     with evaluating(dense), batch_statistics(dense):
         for number, inputs in enumerate(calibration):
             number = number * ranks + rank  # several processes hold out the same batches as a single one
-            output = until(dense, layer, inputs, output=True)
+            with Decisions() as decided:
+                output = until(dense, layer, inputs, output=True)
+            if not output.numel():  # a head that is run on what was found, where nothing was
+                continue
             positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
             part = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
             for i, cut in enumerate(cuts):
-                with evaluating(cut.model), batch_statistics(cut.model):
+                # Rows of inputs and outputs belong together: those of a detector's head to the same boxes.
+                with evaluating(cut.model), batch_statistics(cut.model), Decisions(decided):
                     layer_input = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
                 current = cut.model.get_submodule(name)
                 first_layer = current[0] if isinstance(current, nn.Sequential) else current
@@ -213,7 +220,8 @@ def _collect(
     if ranks > 1:
         for pair in sums:
             _share(pair)
-    return [(fitting, held) for fitting, held in sums]  # type: ignore[misc]
+    # Where all batches with inputs are of one part, nothing is held out.
+    return [(fitting, held) if fitting is not None else (held, None) for fitting, held in sums]  # type: ignore[misc]
 
 
 def _share(pair: list[Sums | None]) -> None:

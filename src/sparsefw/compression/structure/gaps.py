@@ -19,13 +19,16 @@ def in_double(example: Any) -> Any:
 def relative_gap(expected: Any, got: Any, whole_numbers: bool = False) -> float:
     """Return max |got - expected| over all output tensors, each relative to the spread of its expected values.
 
-    A common offset of all outputs hides nothing. Entries that are not finite must be equal. The gap is inf if shapes differ or
-    if there is nothing to compare. Whole numbers, such as the index of a class, are equal by chance too often and are skipped;
-    with `whole_numbers`, the share of them that differs counts.
+    A common offset of all outputs hides nothing. Entries that are not finite must be equal. The gap is inf if there are more
+    tensors on one side, if shapes differ, or if there is nothing to compare. Whole numbers, such as the index of a class, are
+    equal by chance too often and are skipped; with `whole_numbers`, the share of them that differs counts.
     """
     worst = 0.0
     compared = False
-    for a, b in zip(tensors_of(expected), tensors_of(got), strict=True):
+    wanted, found = tensors_of(expected), tensors_of(got)
+    if len(wanted) != len(found):
+        return float("inf")
+    for a, b in zip(wanted, found, strict=True):
         if a.shape != b.shape:
             return float("inf")
         if not (whole_numbers or a.is_floating_point() or a.is_complex()):

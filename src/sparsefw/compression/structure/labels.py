@@ -185,6 +185,8 @@ class Tracer(TorchDispatchMode):
         return self._of.get(tensor)
 
     def set(self, tensor: Tensor, labels: Array) -> None:
+        if not labels.size:
+            return
         if len(varying(labels)) > 1:
             self.grids.append(Grid(labels, frozenset()))
         self._of[tensor] = labels

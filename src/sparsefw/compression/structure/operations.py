@@ -96,6 +96,8 @@ def _moved(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         return torch.from_numpy(np.array(labels, order="C")).expand(value.shape).contiguous()
 
     moved = func(*full(list(args)), **{name: full(value) for name, value in kwargs.items()})
+    if any(not labels.numel() for labels in tree_leaves(moved)):
+        tracer.fix(tree_leaves((args, kwargs)), because(Cause.NOTHING_LEFT))
     return [compact(labels.numpy()) for labels in tree_leaves(moved)]
 
 
@@ -226,6 +228,23 @@ def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     if labels is None or any(length > 1 for length in labels.shape[2:]):
         return unknown(tracer, func, args, kwargs, out)
     tracer.set(first, labels)
+
+
+def _regions(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Regions cut out of feature maps, one channel at a time: (regions, channels, height, width)."""
+    tracer.fix(args[1:2], because(Cause.USED_OUTSIDE))
+    _pool(tracer, func, args, kwargs, out)
+
+
+def _put(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Entries written at places along the first axis: channel i of what is written is channel i of the whole."""
+    whole, places, values = tracer.of(args[0]), args[1], tracer.of(args[2])
+    along_first = len(places) == 1 and args[2].ndim == args[0].ndim
+    if not along_first or values is None or values.shape[0] > 1 or (whole is not None and whole.shape[0] > 1):
+        return unknown(tracer, func, args, kwargs, out)
+    if whole is not None:
+        tracer.labels.unite(whole, values)
+    tracer.set(out, values)
 
 
 def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -388,6 +407,8 @@ _NAMES: dict[Rule, str] = {
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
         replication_pad1d replication_pad2d replication_pad3d as_strided
     """,
+    _regions: "roi_align roi_pool",
+    _put: "index_put",
     _pad: "constant_pad_nd",
     _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
     _along: "_softmax softmax _log_softmax log_softmax cumsum",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +18,9 @@ from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.repairs import repair
 from sparsefw.compression.structure.trace import find_channels
+from sparsefw.compression.structure.trial_run import layers_to_watch
 from sparsefw.compression.structure.trials import (
-    gap_of_networks,
+    Comparison,
     offenders,
     with_varied_parameters,
     with_varied_values,
@@ -76,15 +76,22 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
     Both keep the model's own weights. Edits of rank and of single weights remove no channels and play no part.
     """
-    return _parity_and_precision(model, edits, example, readers=True)[0]
+    return _comparison(model, edits, example, layers_to_watch(model, example), readers=True).gap()[0]
 
 
-def _parity_and_precision(model: nn.Module, edits: Sequence[Edit], example: Any, readers: bool) -> tuple[float, bool]:
-    return gap_of_networks(lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example)
+def _comparison(
+    model: nn.Module, edits: Sequence[Edit], example: Any, watched: Collection[str], readers: bool
+) -> Comparison:
+    """Return the network with these channels silent beside the one without them."""
+    shrunk = {edit.layer for edit in edits if isinstance(edit, Keep) and edit.side == Side.OUT}
+    whole = frozenset(watched) - shrunk
+    return Comparison(lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example, whole)
 
 
-def _silenced(model: nn.Module, edits: Iterable[Edit], readers: bool) -> nn.Module:
-    silenced = copy.deepcopy(model)
+def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool) -> nn.Module:
+    """Return a copy in which the channels that these edits would remove are 0; other weights share the model's memory."""
+    changed = {edit.layer for edit in edits if isinstance(edit, Keep) and (readers or edit.side != Side.IN)}
+    silenced = copy_sharing_weights(model, changed)
     silence(silenced, edits, readers)
     return silenced
 
@@ -97,7 +104,8 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     (repairs.py); the others get an obstacle.
     """
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
-    trial = Trial(with_varied_parameters(model), with_varied_values(example), modes(model, example))
+    watched = layers_to_watch(model, example, sets)
+    trial = Trial(with_varied_parameters(model), with_varied_values(example), modes(model, example), watched)
     candidates = [channels for channels in sets if channels.obstacle is None]
     failed = offenders(candidates, trial.problem)
     repaired = repair(trial.problem, model, [c for c in candidates if c not in failed], failed)
@@ -123,26 +131,27 @@ class Trial:
 
     model, example   without values at which everything looks equal
     modes            those in which the model must run
+    watched          the layers whose outputs are compared besides those of the model
     """
 
     model: nn.Module
     example: Any
     modes: Sequence[Mode]
+    watched: Collection[str] = ()
 
-    def problem(self, sets: Sequence[Channels]) -> Reason | None:
+    def problem(self, sets: Sequence[Channels], /, briefly: bool = False) -> Reason | None:
         """Return what goes wrong when a third of the channels of these sets is removed; None if it equals silencing them."""
-        removed = {channels: _third(channels) for channels in sets}
+        edits = removal_edits(self.model, {channels: _third(channels) for channels in sets})
         readers = any(channels.leaves_constant for channels in sets)
         try:
-            edits = removal_edits(self.model, removed)
-            gap, is_exact = _parity_and_precision(self.model, edits, self.example, readers)
+            differs = _comparison(self.model, edits, self.example, self.watched, readers).differs(briefly)
             for mode in self.modes[1:]:
-                small = without(self.model, removed)
+                small = cut(self.model, edits)
                 with mode(small):
                     call_on_copy(small, self.example)
         except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
             return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
-        return None if gap < (1e-5 if is_exact else 1e-4) else because(Cause.REMOVAL_DIFFERS)
+        return because(Cause.REMOVAL_DIFFERS) if differs else None
 
 
 def _third(channels: Channels) -> list[int]:

@@ -18,7 +18,7 @@ from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.factorisation import Factors, empty_pair, full_rank, is_standard
 from sparsefw.compression.structure.layers import as_matrices, bias_of, replace_module, set_weight
 from sparsefw.compression.structure.trials import (
-    gap_of_networks,
+    Comparison,
     offenders,
     with_varied_parameters,
     with_varied_values,
@@ -31,7 +31,11 @@ def unsplittable_layers(model: nn.Module, example: Any, names: Sequence[str]) ->
     """Return why layers of these names cannot become two, for those that cannot."""
     varied = with_varied_parameters(model)
     inputs = with_varied_values(example)
-    reasons = offenders(names, lambda some: _problem(varied, inputs, some))
+
+    def problem(some: Sequence[str], /, briefly: bool = False) -> Reason | None:
+        return _problem(varied, inputs, some)
+
+    reasons = offenders(names, problem)
     types = {name: type(model.get_submodule(name)).__name__ for name in reasons}
     own = {name for name in reasons if not is_standard(model.get_submodule(name))}
     return reasons | {name: because(Cause.OWN_FORWARD, type=types[name]) for name in own}
@@ -59,7 +63,7 @@ def gap_of_split(model: nn.Module, pairs: Mapping[str, Factors], example: Any) -
             replace_module(two, name, copy_sharing_weights(pair))
         return two
 
-    return gap_of_networks(with_products, with_pairs, example)
+    return Comparison(with_products, with_pairs, example).gap()
 
 
 def can_compare(model: nn.Module, example: Any) -> bool:
@@ -68,7 +72,7 @@ def can_compare(model: nn.Module, example: Any) -> bool:
     def same(_: bool) -> nn.Module:
         return copy_sharing_weights(model)
 
-    return math.isfinite(gap_of_networks(same, same, example)[0])
+    return math.isfinite(Comparison(same, same, example).gap()[0])
 
 
 def _problem(model: nn.Module, example: Any, names: Sequence[str]) -> Reason | None:
