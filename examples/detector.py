@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsefw import SFW, Sizes, compress, constrain, coupled_filters
+from sparsefw import SFW, Sizes, compress, constrain
 
 SIZE, SHAPES, STRIDES = 64, ("circle", "square", "triangle"), (4, 8)
 SMALL = 20  # pixels: the finer level finds the shapes up to this side, the coarser one the others
@@ -189,8 +189,8 @@ def train(method: str, images: Tensor, boxes: Tensor, shapes: Tensor, steps: int
     if method == "SGD":
         optimizer = torch.optim.SGD(net.parameters(), **usual)
     else:
-        rules = coupled_filters(net, images[:2])
-        optimizer = SFW(constrain(net, rules, steps=steps, renewals=8, report=None), **usual)
+        groups = constrain(net, "filters", example=images[:2], steps=steps, renewals=8, report=None)
+        optimizer = SFW(groups, **usual)
         sizes = Sizes(net, "filters", example=images[:2], distribution="logarithm")
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, usual["lr"], steps, pct_start=0.1, cycle_momentum=False)
     for step in range(steps):

@@ -106,22 +106,17 @@ def test_rows_that_stay_of_layers_that_keep_channels_apart_and_of_attention():
     net = nn.Module()
     net.conv, net.depthwise = nn.Conv2d(3, 6, 1), nn.Conv2d(4, 8, 3, groups=4)
     net.plain = PlainAttention(6, 3, 2)
-    net.fused = nn.Module()
-    net.fused.qkv, net.fused.proj, net.fused.num_heads, net.fused.head_dim = nn.Linear(6, 18), nn.Linear(6, 6), 3, 2
     edits = [
         Keep("conv", "out", (5, 1)),
         Keep("conv", "in", (0,)),
         Keep("depthwise", "each", (1, 3)),
-        Keep("plain", "heads", (0, 2)),
-        Keep("fused", "heads", (1,)),
+        Keep("plain.value", "out", (0, 1, 4, 5)),
+        Keep("plain.num_heads", "count", (0, 2)),
     ]
     assert kept_rows(net, edits) == {
         "conv": [5, 1],
         "depthwise": [2, 3, 6, 7],
-        "plain.query": [0, 1, 4, 5],
-        "plain.key": [0, 1, 4, 5],
         "plain.value": [0, 1, 4, 5],
-        "fused.qkv": [2, 3, 8, 9, 14, 15],
     }
 
 
@@ -136,7 +131,7 @@ def test_attention_is_refitted():
             small = compress(
                 layer, filters=0.5, example=data_[0], calibration=data_ if calibrated else None, refit=True
             )
-            assert any(isinstance(e, Keep) and e.side == "heads" for e in small.plan.edits)
+            assert any(isinstance(e, Keep) and e.layer == "self_attn.num_heads" for e in small.plan.edits)
             gaps.append(float((small.model.eval()(data_[0]) - layer(data_[0])).square().mean()))
     assert gaps[1] < 0.8 * gaps[0]
 

@@ -145,8 +145,8 @@ class Centred(nn.Linear):
 def test_linear_layers_with_a_forward_of_their_own_are_tried():
     net = nn.Sequential(Product(16, 16), nn.ReLU(), Centred(16, 16), nn.ReLU(), nn.Linear(16, 2)).eval()
     small = compress(net, rank=0.75, example=EXAMPLE)
-    assert small.plan.edits == (Split("0", 4),)
-    assert ("2", "Centred has a custom forward or hooks") in [(u.layer, u.reason) for u in small.plan.untouched]
+    assert [edit for edit in small.plan.edits if isinstance(edit, Split)] == [Split("0", 4), Split("2", 4)]
+    assert any(u.layer == "2" and "Centred became a plain Linear" in u.reason for u in small.plan.untouched)
 
 
 def test_a_model_that_permits_no_layer_is_refused_in_one_line():
@@ -160,16 +160,14 @@ def test_a_model_that_permits_no_layer_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_layers_that_are_fine_alone_but_not_together_all_stay():
+def test_of_layers_that_are_fine_alone_but_not_together_the_first_is_split():
     class OneOfThem(Two):
         def forward(self, x: Tensor) -> Tensor:
             assert isinstance(self.first, nn.Linear) or isinstance(self.second, nn.Linear)
             return super().forward(x)
 
     reasons = unsplittable_layers(OneOfThem(), EXAMPLE, ["first", "second"])
-    assert {name: reason.cause for name, reason in reasons.items()} == dict.fromkeys(
-        ["first", "second"], Cause.FAILS_AS_TWO
-    )
+    assert {name: reason.cause for name, reason in reasons.items()} == {"second": Cause.FAILS_AS_TWO}
 
 
 def test_a_last_layer_of_zeros_hides_nothing():
@@ -189,7 +187,8 @@ def test_an_example_of_zeros_hides_nothing():
 def test_outputs_that_cannot_be_compared_are_only_run():
     class Classes(Two):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).argmax(1)
+            super().forward(x)
+            return torch.zeros(len(x), dtype=torch.long)
 
     assert not can_compare(Classes(), EXAMPLE)
     assert unsplittable_layers(Classes(), EXAMPLE, ["first", "second"]) == {}

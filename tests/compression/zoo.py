@@ -56,6 +56,7 @@ class Architecture:
     left: tuple[str, ...] = (OUTPUT,)
     refused: dict[str, str] = field(default_factory=dict)
     onnx: str = ""  # why it cannot be exported, where it cannot
+    in_place: str = ""  # the line by which smaller and Sizes refuse it, where they do
     needs: str = ""  # a package that may be missing
     note: str = ""  # how it differs from the published network
     slow: bool = False
@@ -300,7 +301,7 @@ ZOO = (
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
     Architecture("convnext", _convnext, image(64), 99, needs=TV, note="three stages of two blocks"),
     Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 65, (OUTPUT, TWO_AXES), needs=TV),
-    Architecture("vit", _vit, image(32), 98, needs=TV, note="two layers of width 64", export=True),
+    Architecture("vit", _vit, image(32), 99, needs=TV, note="two layers of width 64", export=True),
     Architecture("swin", _swin, image(64), 42, (OUTPUT, PRODUCT, DIRECT), needs=TV, note="two stages of two layers"),
     Architecture("FCN", partial(_segmentation, "fcn"), image(32), 100, needs=TV, note="one block per stage", slow=True),
     Architecture(
@@ -319,8 +320,8 @@ ZOO = (
         "BERT",
         _bert,
         tokens,
-        27,
-        (OUTPUT, TWO_AXES, NO_LAYER),
+        67,
+        (OUTPUT, NO_LAYER),
         needs=HF,
         note="two layers of width 32",
         export=True,
@@ -329,11 +330,11 @@ ZOO = (
         "GPT-2",
         _gpt2,
         tokens,
-        40,
-        (SHARED, POSITION, NO_LAYER),
+        90,
         needs=HF,
         note="two layers of width 32",
         export=True,
+        in_place="nothing to compress by filters",
     ),
-    Architecture("Llama", _llama, tokens, 67, (OUTPUT, TWO_AXES), needs=HF, note="two layers of width 32"),
+    Architecture("Llama", _llama, tokens, 89, needs=HF, note="two layers of width 32"),
 )

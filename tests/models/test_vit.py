@@ -88,7 +88,7 @@ def test_neurons_heads_and_the_width_of_the_stream_are_removable():
         "patches", *(f"blocks.{i}.{part}" for i in range(2) for part in ("attention.proj", "mlp.2"))
     ]  # fmt: skip
     assert [(c.name, c.count) for c in others] == [
-        (f"blocks.{i}.{part}", count) for i in range(2) for part, count in (("attention", 4), ("mlp.0", 128))
+        (f"blocks.{i}.{part}", count) for i in range(2) for part, count in (("attention.qkv", 4), ("mlp.0", 128))
     ]
 
 

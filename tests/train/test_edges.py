@@ -74,8 +74,14 @@ def test_one_validation_image_is_right_or_wrong(tmp_path):
 
 
 def test_a_network_without_a_layer_of_the_kind_says_so(tmp_path):
-    with pytest.raises(ValueError, match="is the weight of a Conv"):
-        fit(small(OWN.format("linear_only")), tmp_path / "run", trust=True, quiet=True)
+    with pytest.raises(ValueError, match="attention"):
+        fit(small(OWN.format("linear_only"), "method.kind=heads"), tmp_path / "run", trust=True, quiet=True)
+
+
+def test_filters_of_a_network_of_linear_layers_are_its_neurons(tmp_path):
+    """As compress(filters=...) means them."""
+    fit(small(OWN.format("linear_only")), tmp_path / "run", trust=True, quiet=True)
+    assert "GroupKSupportBall" in (tmp_path / "run" / "regions.txt").read_text()
 
 
 @pytest.mark.parametrize("variant", ["sgd", "filters", "rank"])

@@ -73,7 +73,7 @@ def test_what_a_kill_left_of_the_very_first_file_is_no_obstacle_and_is_swept(tmp
         (("data.batch_size=5000",), DataError),
         (("model.arguments.depth=3",), ValueError),
         (("model.name=no_such_net",), ValueError),
-        (("model.name=train.networks:linear_only",), ValueError),
+        (("model.name=train.networks:linear_only", "method.kind=heads"), ValueError),
         (("engine.device=cuda:99",), ConfigError),
         (("model.weights=nowhere.pt",), (ValueError, OSError)),
     ],

@@ -74,6 +74,10 @@ class Cause(Enum):
 
     # Notes.
     TWO_NOT_SMALLER = "its rank is lower, in one layer: two would be smaller only above rank={least}", NOTE
+    LEAVES_CONSTANT = (
+        "its silent channels leave a constant, which the layers behind lose with them: only calibration recovers it",
+        NOTE,
+    )
     NEARLY_EMPTY = "nearly empty: {nonzero} of {count} weights left", NOTE
     NO_CALIBRATION = "none was given: the remaining weights were not fitted", NOTE
     NO_CALIBRATION_FOR_NORMS = (

@@ -135,6 +135,11 @@ class RemovedChannels(ChannelStage):
     def edits(self, counts: Sequence[int]) -> list[Edit]:
         return [*removal_edits(self.model, self.removed(counts))]
 
+    def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
+        cut = {edit.layer for edit in edits}
+        sets = [channels for channels in self.sets if channels.leaves_constant and channels.sites[0].layer in cut]
+        return [Untouched.because(channels.name, because(Cause.LEAVES_CONSTANT)) for channels in sets]
+
 
 class MaskedFilters(ChannelStage):
     """Filters of every convolution (neurons of every linear layer) zeroed in place, layer by layer: the paper's protocol."""

@@ -216,8 +216,7 @@ class Tracer(TorchDispatchMode):
     def count(self, value: int, labels: Array, axis: int, last: bool | None = None) -> bool:
         """Note that the module whose code runs may hold this length of an axis of labels; return whether it does.
 
-        last: whether it is the last of the axes of this length in a grid, which a module calls a dimension or size; None: the
-        only one.
+        last: whether it is the last axis of the tensor, which a module rather calls a dimension; None: either.
         """
         names = self.numbers_of_code(value, last)
         self.numbers += [Number(module, attribute, labels, axis) for module, attribute in names]

@@ -18,19 +18,20 @@ _OTHERS = (
 _OF_THE_LAST_AXIS = ("dim", "size", "width", "channel")  # of the channels of a head, beside a number of heads
 
 
-def numbers_in(module: nn.Module, value: int, last: bool | None) -> list[str]:
+def numbers_in(module: nn.Module, value: int, last: bool | None = None) -> list[str]:
     """Return the names of the numbers of a module that may be a length of an axis of channels.
 
     Args:
         module: Its own attributes are looked at, not those of its parts.
         value: The length.
-        last: Whether it is the last of several axes of this length; None: the only one.
+        last: Whether it is the last axis of a tensor, which is rather called a dimension, or another, such as that of heads;
+            None: either.
 
-    >>> norm = nn.Linear(3, 4)
-    >>> norm.heads, norm.head_dim, norm.parts, norm.window_size = 4, 4, [2, 4], 4
-    >>> numbers_in(norm, 4, last=None)
+    >>> attention = nn.Linear(3, 4)
+    >>> attention.heads, attention.head_dim, attention.parts, attention.window_size = 4, 4, [2, 4], 4
+    >>> numbers_in(attention, 4)
     ['out_features', 'heads', 'head_dim', 'parts.1']
-    >>> numbers_in(norm, 4, last=True)
+    >>> numbers_in(attention, 4, last=True)
     ['head_dim']
     """
     names = []
@@ -43,7 +44,8 @@ def numbers_in(module: nn.Module, value: int, last: bool | None) -> list[str]:
             names += [f"{name}.{i}" for i, entry in enumerate(held) if _is_number(entry, value)]
     if last is None:
         return names
-    return [name for name in names if last == any(word in name.lower() for word in _OF_THE_LAST_AXIS)]
+    of_kind = [name for name in names if last == any(word in name.lower() for word in _OF_THE_LAST_AXIS)]
+    return of_kind or names
 
 
 def _is_number(held: Any, value: int) -> bool:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
-from sparsefw.compression.reasons import Reason
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
-
-_MOST_PAIRS = 32  # of square layers that are tried
-Problem = Callable[[Sequence[Channels]], Reason | None]
+from sparsefw.compression.structure.trials import Problem, offenders
 
 
 def repair(
-    problem: Problem, model: nn.Module, passed: Sequence[Channels], failed: Mapping[Channels, Reason]
+    problem: Problem[Channels], model: nn.Module, passed: Sequence[Channels], failed: Sequence[Channels]
 ) -> dict[Channels, Channels | None]:
     """Return another form of sets that failed with which they pass; None for a set that became part of another.
-
-    A set may leave a constant behind, so that its readers must be silenced; its numbers in modules may be others; and code may
-    rely on a square layer having as many outputs as inputs, so that both go together.
 
     Args:
         problem: Tries to remove channels of all of these sets, and returns what goes wrong.
@@ -30,26 +25,70 @@ def repair(
         failed: Those that cannot.
     """
     repaired: dict[Channels, Channels | None] = {}
-    for channels in failed:
-        form = next((form for form in repairs(channels, model) if problem([form]) is None), None)
-        repaired |= {} if form is None else {channels: form}
-    for first, second in square_pairs([channels for channels in failed if channels not in repaired], model):
-        if first not in repaired and second not in repaired and problem([in_pairs(first, second)]) is None:
-            repaired |= {first: in_pairs(first, second), second: None}
-    # Each passed alone: they must pass together, too.
-    forms = [form for form in repaired.values() if form is not None]
-    return repaired if forms and problem([*passed, *forms]) is None else {}
+    for stream in failed:
+        others = [channels for channels in failed if channels not in repaired and _goes_with(channels, stream)]
+        as_wide = [channels for channels in others if not channels.is_heads]
+        for together in (as_wide, others) if as_wide else (others,):
+            form = in_blocks(stream, together) if together and stream not in repaired else None
+            if form is not None and problem([form]) is None:
+                repaired |= {stream: form, **dict.fromkeys(together, None)}
+    for change in (_silent_to_readers, _without_numbers, _with_numbers):
+        forms = {channels: change(channels, model) for channels in failed if channels not in repaired}
+        changed = {channels: form for channels, form in forms.items() if form is not None}
+        still = offenders(list(changed.values()), problem)
+        repaired |= {channels: form for channels, form in changed.items() if form not in still}
+    # They passed without the others: they must pass together, too.
+    forms_now = [form for form in repaired.values() if form is not None]
+    return repaired if forms_now and problem([*passed, *forms_now]) is None else {}
 
 
-def repairs(channels: Channels, model: nn.Module) -> Iterator[Channels]:
-    """Yield other forms of a set: silent to its readers, with fewer or with more numbers of modules."""
-    yield replace(channels, leaves_constant=True)
+def _goes_with(channels: Channels, stream: Channels) -> bool:
+    """Return whether code may rely on these being as wide as the stream: one layer reads it and writes them, or heads do."""
+    is_as_wide = channels.count == stream.count and len(channels.writers) == 1
+    if channels is stream or stream.is_heads or not (channels.is_heads or is_as_wide):
+        return False
+    return not {site.layer for site in channels.writers}.isdisjoint(site.layer for site in stream.readers)
+
+
+def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
+    """Return the set in which channels of a stream go with as many of others; None if their numbers do not divide.
+
+    With heads, blocks of channels go with a head of all layers: code that finds the size of a head by dividing the width of what
+    it reads needs both to shrink alike.
+    """
+    count = math.gcd(*(channels.count for channels in (stream, *others)))
+    if len(set(stream.groups)) > 1 or count == 1:
+        return None
+    slots: dict[tuple[str, Side], list[set[int]]] = {}
+    for channels in (stream, *others):
+        per_block = channels.count // count
+        for site in channels.sites:
+            of_blocks = slots.setdefault((site.layer, site.side), [set() for _ in range(count)])
+            for channel, positions in enumerate(site.slots):
+                of_blocks[channel // per_block].update(positions)
+    sites = tuple(
+        Site(layer, side, tuple(tuple(sorted(positions)) for positions in of_blocks))
+        for (layer, side), of_blocks in slots.items()
+    )
+    return Channels(sites, (0,) * count)
+
+
+def _silent_to_readers(channels: Channels, model: nn.Module) -> Channels:
+    """A function behind the set does not map 0 to 0."""
+    return replace(channels, leaves_constant=True)
+
+
+def _without_numbers(channels: Channels, model: nn.Module) -> Channels | None:
+    """Numbers of modules are as large as the set by chance."""
     layers = tuple(site for site in channels.sites if site.side != Side.COUNT)
-    if len(layers) < len(channels.sites):
-        yield replace(channels, sites=layers)
+    return replace(channels, sites=layers) if len(layers) < len(channels.sites) else None
+
+
+def _with_numbers(channels: Channels, model: nn.Module) -> Channels | None:
+    """The modules around the layers of the set hold its number, and do not use it to lay out a tensor."""
+    layers = tuple(site for site in channels.sites if site.side != Side.COUNT)
     numbers = _numbers_beside(channels, layers, model)
-    if numbers:
-        yield replace(channels, sites=(*layers, *numbers))
+    return replace(channels, sites=(*layers, *numbers)) if numbers else None
 
 
 def _numbers_beside(channels: Channels, layers: Sequence[Site], model: nn.Module) -> list[Site]:
@@ -62,28 +101,3 @@ def _numbers_beside(channels: Channels, layers: Sequence[Site], model: nn.Module
                 full = f"{name}.{attribute}".lstrip(".")
                 numbers.setdefault(full, Site(full, Side.COUNT, site.slots))
     return list(numbers.values())
-
-
-def square_pairs(sets: Sequence[Channels], model: nn.Module) -> list[tuple[Channels, Channels]]:
-    """Return the pairs of sets of equal size that a layer joins: one writes what it reads, it writes the other."""
-    pairs = []
-    for first in sets:
-        inputs = {site.layer for site in first.readers}
-        for second in sets:
-            outputs = {site.layer for site in second.writers}
-            if first is not second and first.groups == second.groups and inputs & outputs:
-                pairs.append((first, second))
-    return pairs[:_MOST_PAIRS]
-
-
-def in_pairs(first: Channels, second: Channels) -> Channels:
-    """Return the set in which channel j of both goes at once."""
-    slots: dict[tuple[str, Side], list[tuple[int, ...]]] = {}
-    for site in (*first.sites, *second.sites):
-        known = slots.get((site.layer, site.side))
-        merged = (
-            [tuple(sorted({*a, *b})) for a, b in zip(known, site.slots, strict=True)] if known else list(site.slots)
-        )
-        slots[site.layer, site.side] = merged
-    sites = tuple(Site(layer, side, tuple(of_channels)) for (layer, side), of_channels in slots.items())
-    return Channels(sites, first.groups, None, first.is_heads or second.is_heads)
