@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from sparsefw.compression.structure.counted_norms import CountedNorm, NormForm, 
 from sparsefw.compression.structure.removal import removable_channels
 from sparsefw.compression.structure.trace import find_channels
 from sparsefw.models import build
+from vision import require_vision
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -227,3 +229,64 @@ def test_heads_and_the_stream_silence_one_projection_together():
         weight = model.blocks[0].attention.proj.weight
         assert int(weight.any(1).sum()) == 16
         assert int(model.blocks[0].attention.qkv.weight[64:].any(1).sum()) == 16
+
+
+def test_a_group_norm_by_hand():
+    """Two groups of two channels, of which one each is left: mean 2 / 2 = 1, variance (0 + 1 + 1) / 2 = 1."""
+    norm = CountedNorm(nn.Parameter(torch.ones(2)), None, 4, NormForm(1, True, True, 0.0, groups=2))
+    torch.testing.assert_close(norm(torch.tensor([[2.0, 4.0]])), torch.tensor([[1.0, 1.0]]))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_response_norms_divide_by_the_mean_of_all_channels(last):
+    """x + bias + weight x n, n the norm over the image, relative to the mean of these norms over the channels (ConvNeXt V2)."""
+    require_vision("timm")
+    norm = importlib.import_module("timm.layers").GlobalResponseNorm(6, channels_last=last)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(2, 6, 3, 3)
+    x[:, [1, 4]] = 0
+    with torch.no_grad():
+        norm.weight[[1, 4]] = 0
+        norm.bias[[1, 4]] = 0
+    x = x.movedim(1, -1) if last else x
+    form = norm_form(norm)
+    assert form is not None
+    kept = [0, 2, 3, 5]
+    small = CountedNorm(nn.Parameter(norm.weight[kept]), nn.Parameter(norm.bias[kept]), 6, form)
+    index = (..., kept) if last else (slice(None), kept)
+    torch.testing.assert_close(small(x[index]), norm(x)[index])
+
+
+def test_norms_with_an_activation_of_their_own():
+    """As timm's GroupNormAct: what they call behind themselves is called on."""
+
+    class NormAct(nn.GroupNorm):
+        def __init__(self) -> None:
+            super().__init__(2, 8)
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(super().forward(x))
+
+    model = Net(lambda m, x: m.b(m.norm(m.a(x))), a=nn.Conv2d(3, 8, 1), norm=NormAct(), b=nn.Conv2d(8, 2, 1))
+    check(model, torch.randn(2, 3, 4, 4), {"a.out b.in norm.each": (8, ""), "b.out": (2, OUTPUT)})
+
+
+def test_scales_that_are_added_to_one():
+    """As in Gemma: a scale of 0 means 1."""
+
+    class OffsetRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8) / 4)
+            self.eps = 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * (1 + self.weight)
+
+    form = norm_form(OffsetRMSNorm())
+    assert form is not None
+    assert form.offset == 1
+    model = Net(lambda m, x: m.b(m.norm(m.a(x))), a=nn.Linear(3, 8), norm=OffsetRMSNorm(), b=nn.Linear(8, 2))
+    check(model, torch.randn(2, 4, 3), {"a.out b.in norm.each": (8, ""), "b.out": (2, OUTPUT)})
