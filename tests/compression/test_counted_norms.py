@@ -241,7 +241,7 @@ def test_a_group_norm_by_hand():
 def test_response_norms_divide_by_the_mean_of_all_channels(last):
     """x + bias + weight x n, n the norm over the image, relative to the mean of these norms over the channels (ConvNeXt V2)."""
     require_vision("timm")
-    norm = importlib.import_module("timm.layers").GlobalResponseNorm(6, channels_last=last)
+    norm = importlib.import_module("timm.layers.grn").GlobalResponseNorm(6, channels_last=last)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     x = torch.randn(2, 6, 3, 3)
