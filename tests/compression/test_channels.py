@@ -133,15 +133,28 @@ def test_groups_that_share_channels_unequally_fix_them():
     check(model, image(), {"a.out c.in": (4, reason), "b.out c.in": (4, reason), "c.out": (4, OUTPUT)})
 
 
-def test_groups_of_two_layers_that_differ_fix_the_channels():
+def test_groups_of_two_layers_are_groups_of_both():
     model = Net(
         lambda m, x: m.b(m.a(x)) + m.c(m.a(x)),
         a=nn.Conv2d(3, 8, 1),
         b=nn.Conv2d(8, 4, 1, groups=2),
         c=nn.Conv2d(8, 4, 1, groups=4),
     )
-    found = removable_channels(model, image())
-    assert str(found[0].obstacle) == "c groups them differently from another layer"
+    found = check(model, image(), {"a.out b.in c.in": (8, ""), "b.out c.out": (4, OUTPUT)})
+    assert found[0].groups == (0, 0, 1, 1, 2, 2, 3, 3)
+
+
+def test_a_part_beside_grouped_ones_is_divided_like_them():
+    """Of three parts two are convolved in groups, as in Res2NeXt."""
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        first, second, third = m.a(x).chunk(3, 1)
+        return m.d(torch.cat([m.b(first), m.c(second), third], 1))
+
+    parts = dict(b=nn.Conv2d(4, 4, 1, groups=2), c=nn.Conv2d(4, 4, 1, groups=2))
+    found = removable_channels(Net(run, a=nn.Conv2d(3, 12, 1), **parts, d=nn.Conv2d(12, 2, 1)), image())
+    assert found[0].groups == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    assert found[0].obstacle is None
 
 
 def test_groups_of_a_single_channel_have_none_to_spare():

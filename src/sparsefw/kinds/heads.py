@@ -64,6 +64,10 @@ class Heads(Kind):
         return "known attention module"
 
     @property
+    def hint(self) -> str:
+        return "; give example=, a batch of inputs, by which attention is found in any code"
+
+    @property
     def leaves_output_free(self) -> bool:
         return False  # heads are inputs of the projection, which can be removed also where it writes the output
 

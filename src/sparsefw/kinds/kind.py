@@ -90,6 +90,11 @@ class Kind:
         return False
 
     @property
+    def hint(self) -> str:
+        """What to try where no layer is known by its type, as the end of a message."""
+        return ""
+
+    @property
     def requirement(self) -> str:
         """The layers that a network must have for this kind, in words."""
         return " or ".join(layer.__name__ for layer in self.layers)

@@ -251,7 +251,7 @@ def _nothing_matches(rule: Rule, candidates: Sequence[Candidate]) -> str:
         return f"rule {rule.match!r} matches no trainable parameter{did_you_mean(str(rule.match), names)}"
     some = ", ".join(matching[:3]) + (" ..." if len(matching) > 3 else "")
     if rule.types is None and rule.named_kind is not None:
-        wanted = rule.named_kind.requirement
+        wanted = rule.named_kind.requirement + rule.named_kind.hint
     else:
         wanted = " or ".join(t.__name__ for t in rule.types or ())
     return f"rule {rule.match!r}: none of {some} is the weight of a {wanted}"

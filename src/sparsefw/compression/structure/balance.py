@@ -95,7 +95,7 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
     """Return the set with the group of each channel in grouped convolutions; with an obstacle if layers disagree."""
     if channels.obstacle is not None:
         return channels
-    common: tuple[int | None, ...] | None = None
+    of_layers: list[tuple[int | None, ...]] = []
     for site in channels.sites:
         module = model.get_submodule(site.layer) if site.side in (Side.IN, Side.OUT) else None
         if not isinstance(module, AnyConv) or module.groups == 1:
@@ -106,16 +106,18 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
             return replace(channels, obstacle=because(Cause.IN_SEVERAL_GROUPS, layer=site.layer))
         if len({groups.count(group) for group in range(module.groups)}) > 1:
             return replace(channels, obstacle=because(Cause.UNEQUAL_GROUPS, layer=site.layer))
-        if common is not None and common != groups:
-            return replace(channels, obstacle=because(Cause.GROUPED_DIFFERENTLY, layer=site.layer))
-        common = groups
-    if common is None:
+        of_layers += [] if groups in of_layers else [groups]
+    if not of_layers:
         return channels
-    known = tuple(group for group in common if group is not None)
-    if len(set(channels.groups)) == 1 and len(known) == len(common):
-        return replace(channels, groups=known)
-    keys = list(zip(channels.groups, common, strict=True))
-    order = list(dict.fromkeys(keys))
-    if len({keys.count(key) for key in order}) > 1:
+    # Channels that all layers put into the same group form one; a larger group, as of a part that no such layer reads, is divided.
+    keys = list(zip(channels.groups, *of_layers, strict=True))
+    size = min(keys.count(key) for key in keys)
+    if any(keys.count(key) % size for key in keys):
         return replace(channels, obstacle=because(Cause.GROUPED_DIFFERENTLY, layer=channels.name))
-    return replace(channels, groups=tuple(order.index(key) for key in keys))
+    seen: dict[Hashable, int] = {}
+    divided: list[Hashable] = []
+    for key in keys:
+        divided.append((key, seen.setdefault(key, 0) // size))
+        seen[key] += 1
+    order = list(dict.fromkeys(divided))
+    return replace(channels, groups=tuple(order.index(key) for key in divided))
