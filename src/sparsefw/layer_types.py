@@ -17,7 +17,12 @@ def output_axis(layer: nn.Module) -> int:
     >>> output_axis(nn.Conv2d(3, 8, 3)), output_axis(nn.ConvTranspose2d(3, 8, 3))
     (0, 1)
     """
-    return 1 if isinstance(layer, TRANSPOSED) else 0
+    return 1 if isinstance(layer, TRANSPOSED) or is_stored_by_inputs(layer) else 0
+
+
+def is_stored_by_inputs(layer: nn.Module) -> bool:
+    """Return whether it is a linear layer with a weight of (inputs, outputs), as GPT-2's Conv1D, which torch does not know."""
+    return type(layer).__name__ == "Conv1D" and getattr(getattr(layer, "weight", None), "ndim", 0) == 2
 
 
 def input_axis(layer: nn.Module) -> int:

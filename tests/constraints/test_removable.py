@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from sparsefw import SFW, Rule, compress, constrain
 from sparsefw.compression.artifact.plan import Keep, Split, Thin
+from sparsefw.geometry import Groups
 from sparsefw.models import build
 
 WIDTH = 16
@@ -206,3 +207,30 @@ def test_bad_requests_are_one_line(kind, example, message):
     with pytest.raises(ValueError, match=message) as caught:
         constrain(Kept(), kind, example=example, steps=100)
     assert "\n" not in str(caught.value)
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight is (inputs, outputs), as that of transformers, by which GPT-2 is made."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs) / 4), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+def test_weights_stored_by_inputs_are_constrained_along_the_axes_that_compress_cuts():
+    torch.manual_seed(0)
+    model = Transformer()
+    model.fc1, model.fc2 = Conv1D(24, WIDTH), Conv1D(WIDTH, 24)
+    model.attention.proj = Conv1D(WIDTH, WIDTH)
+    neurons = constrain(model, "neurons", example=TOKENS, steps=100, k=5, report=None)
+    assert blocks(neurons) == [{"fc1.weight", "fc1.bias", "fc2.weight"}]
+    (block,) = (group for group in neurons if group["region"] is not None)
+    assert dict(zip([name for name, _ in block["params"]], block["axes"], strict=True)) == {
+        "fc1.weight": 1, "fc1.bias": 0, "fc2.weight": 0,
+    }  # fmt: skip
+    heads = constrain(model, "heads", example=TOKENS, steps=100, k=1, report=None)
+    assert blocks(heads) == [{"attention.proj.weight"}]
+    assert heads[0]["region"].view == Groups(axis=0, width=WIDTH // 4)

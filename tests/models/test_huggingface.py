@@ -43,8 +43,9 @@ def test_a_network_is_built_again_from_its_record(make):
     assert type(again) is type(model)
 
 
-def test_a_compressed_network_loads_in_a_fresh_process_without_a_constructor(tmp_path):
-    model = _bert().eval()
+@pytest.mark.parametrize("make", [_bert, _llama], ids=["BERT", "Llama"])
+def test_a_compressed_network_loads_in_a_fresh_process_without_a_constructor(tmp_path, make):
+    model = make().eval()
     tokens = torch.arange(8).view(2, 4)
     small = compress(model, filters=0.5, example=tokens)
     save(small, tmp_path / "a")

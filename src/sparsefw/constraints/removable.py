@@ -91,6 +91,13 @@ class _Names:
     def bias(self, layer: str) -> str | None:
         return self._free_name(layer, "bias")
 
+    def module(self, layer: str) -> nn.Module:
+        """Return the module of the given model in which a layer's weight is stored, for its axes."""
+        try:
+            return self._source.get_submodule(layer)
+        except AttributeError:  # the output projection of nn.MultiheadAttention has another name; its axes are the same
+            return self.dense.get_submodule(layer)
+
     def parameter(self, name: str) -> Tensor:
         return next(p for p, known in self._names.items() if known == name)
 
@@ -121,7 +128,7 @@ def _layers_of(stage: Stage, kind: Kind, pipeline: Pipeline) -> list[str]:
 
 def _rules_of_layers(names: _Names, layers: Sequence[str], rule: Rule) -> list[Rule]:
     weights = [weight for layer in layers if (weight := names.weight(layer)) is not None]
-    types = tuple({type(module): None for module in names.dense.modules() if is_layer(module)})
+    types = tuple({type(names.module(layer)): None for layer in layers})
     return [replace(rule, match=names.take(weights), types=types)] if weights else []
 
 
@@ -150,7 +157,7 @@ def _rules_of_heads(names: _Names, channels: Channels, rule: Rule, gauge: str) -
     for site in channels.readers:
         weight = names.weight(site.layer) if _is_contiguous(site) else None
         if weight is not None:
-            view = Groups(axis=input_axis(names.dense.get_submodule(site.layer)), width=len(site.slots[0]))
+            view = Groups(axis=input_axis(names.module(site.layer)), width=len(site.slots[0]))
             yield replace(rule, match=names.take([weight]), kind=ball_maker(view, gauge))
 
 
@@ -180,7 +187,8 @@ def _block(names: _Names, channels: Channels, kind: Kind) -> tuple[list[str], li
         if not is_row or (reads and kind is not NEURONS):
             continue
         weight = names.weight(site.layer)
-        axis = input_axis(module) if reads else output_axis(module)
+        stored = names.module(site.layer)
+        axis = input_axis(stored) if reads else output_axis(stored)
         # A norm after a concatenation has more rows than the channels of one branch; a grouped layer has fewer columns.
         if weight is None or names.parameter(weight).shape[axis] != channels.count:
             continue

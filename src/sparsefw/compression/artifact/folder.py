@@ -179,8 +179,8 @@ def rebuilt(
         return finish(_constructed(constructor))
     if record is None:
         raise ArtifactError(
-            f"{folder} holds a network that is neither of this package nor of timm, torchvision or transformers: "
-            "load(folder, constructor), with a function that builds the dense one"
+            f"{folder} does not say how its network is built: load(folder, constructor), with a function that builds the dense "
+            "one; networks of transformers, and those made by sparsefw.models.build('timm:NAME') and the like, need none"
         )
     with _building(folder):
         skeleton = build_skeleton(record)

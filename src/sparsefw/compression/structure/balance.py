@@ -109,7 +109,7 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
         of_layers += [] if groups in of_layers else [groups]
     if not of_layers:
         return channels
-    # Channels that all layers put into the same group form one; a larger group, as of a part that no such layer reads, is divided.
+    # Channels that all layers put into the same group form one. A larger group, of a part that no such layer reads, is divided.
     keys = list(zip(channels.groups, *of_layers, strict=True))
     size = min(keys.count(key) for key in keys)
     if any(keys.count(key) % size for key in keys):

@@ -9,6 +9,7 @@ Silent channels are those whose scale and offset are 0, and which nobody writes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -153,14 +154,15 @@ def _offset(module: nn.Module) -> float:
     """Return what a root-mean-square norm adds to its scales: of ones, whose mean square is 1, it makes these sums."""
     kind = type(module)
     if kind not in _OFFSETS:
-        weight = module.get_parameter("weight").detach()
-        ones = torch.ones_like(weight)
+        probe = copy.copy(module)  # with a weight of its own: the module's may be on no device
+        scales = torch.full(module.get_parameter("weight").shape, 0.5)
+        vars(probe)["_parameters"] = {**module._parameters, "weight": nn.Parameter(scales)}
         try:
             with torch.no_grad():
-                made = kind.forward(module, ones)
+                made = kind.forward(probe, torch.ones_like(scales))
         except (RuntimeError, TypeError, IndexError, ValueError):  # it takes another shape, and the trial decides
-            made = weight
-        _OFFSETS[kind] = 1.0 if float((made - weight - 1).abs().mean()) < float((made - weight).abs().mean()) else 0.0
+            made = scales
+        _OFFSETS[kind] = float(bool((made > 1).all()))
     return _OFFSETS[kind]
 
 

@@ -234,7 +234,10 @@ class Tracer(TorchDispatchMode):
             name = func.overloadpacket.__name__.rstrip("_")  # operations in place have the same rules
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(self.of(t) is not None for t in inputs):
-                self._rules.get(name, self._unknown)(self, func, args, kwargs or {}, out)
+                try:
+                    self._rules.get(name, self._unknown)(self, func, args, kwargs or {}, out)
+                except (ValueError, IndexError, TypeError):  # the rule does not fit these arguments: channels stay
+                    self._unknown(self, func, args, kwargs or {}, out)
         return out
 
     def mixed(self, labels: Array, reason: Reason) -> Array:

@@ -42,11 +42,13 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
 
     A factor without labels along that axis depends on its length, and keeps all channels.
     """
-    lines = []
+    lines: list[Array | None] = []
     factors = [(t, labels) for t, labels in factors if not is_neutral(labels)]
     for t, labels in factors:
         if labels is None or labels.shape[axis] == 1:
-            lines.append(None if t.shape[axis] > 1 else labels)
+            lines += [None] if labels is None and t.shape[axis] > 1 else []
+            if labels is not None and varying(labels):  # such as keys and values that all heads read
+                tracer.labels.fix(labels, because(Cause.SHARED_BY_HEADS))
             continue
         others = [i for i in range(labels.ndim) if i != axis]
         lines.append(tracer.tie(labels, others, because(Cause.SUMMED_BY_PRODUCT)))

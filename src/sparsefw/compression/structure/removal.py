@@ -14,7 +14,7 @@ from sparsefw.compression.artifact.plan import Edit, Keep
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
-from sparsefw.compression.structure.channels import Channels, Mode, Side, modes
+from sparsefw.compression.structure.channels import Channels, Mode, Side, Site, modes
 from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.repairs import repair
@@ -117,7 +117,31 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
         if form is channels and channels in failed:
             form = replace(channels, obstacle=failed[channels])
         result += [] if form is None else [form]
-    return result
+    return _with_needed_numbers(result, trial)
+
+
+def _with_needed_numbers(sets: Sequence[Channels], trial: Trial) -> list[Channels]:
+    """Return the sets without the numbers that the network runs without: another number may be as large by chance.
+
+    On longer inputs than the example, changing such a number could change what the network computes.
+    """
+    needed = list(sets)
+    names = [_attribute(site) for channels in sets for site in channels.sites if site.side == Side.COUNT]
+    for name in dict.fromkeys(names):
+        fewer = [_without_number(channels, name) for channels in needed]
+        if trial.problem([channels for channels in fewer if channels.obstacle is None], briefly=True) is None:
+            needed = fewer
+    return needed
+
+
+def _without_number(channels: Channels, name: str) -> Channels:
+    sites = tuple(site for site in channels.sites if site.side != Side.COUNT or _attribute(site) != name)
+    return channels if len(sites) == len(channels.sites) else replace(channels, sites=sites)
+
+
+def _attribute(site: Site) -> str:
+    """Return the name of the attribute that a site counts, without the module, and the index in a tuple."""
+    return next(part for part in reversed(site.layer.split(".")) if not part.isdigit())
 
 
 def _unless_single(channels: Channels) -> Channels:
