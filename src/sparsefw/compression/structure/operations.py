@@ -222,12 +222,17 @@ def _reorder(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
 
 
 def _pool(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Windows over the axes behind the channels, one channel at a time. (Pooling channels_last ends in as_strided.)"""
+    """Windows over the axes behind the channels, one channel at a time. (Pooling channels_last ends in as_strided.)
+
+    Entries that differ along these axes too, as of a table of biases that is resized, are mixed channel by channel.
+    """
     labels = tracer.of(args[0])
     first = tree_leaves(out)[0]
-    if labels is None or any(length > 1 for length in labels.shape[2:]):
+    if labels is None or (varying(labels) and min(varying(labels)) > 1):
         return unknown(tracer, func, args, kwargs, out)
-    tracer.set(first, labels)
+    operation = func.overloadpacket.__name__
+    tied = tracer.tie(labels, range(2, labels.ndim), because(Cause.UNKNOWN_OPERATION, operation=operation))
+    tracer.set(first, tied)
 
 
 def _regions(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

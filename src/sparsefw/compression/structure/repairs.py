@@ -30,16 +30,18 @@ def repair(
         as_wide = [channels for channels in others if not channels.is_heads]
         for together in (as_wide, others) if as_wide else (others,):
             form = in_blocks(stream, together) if together and stream not in repaired else None
-            if form is not None and problem([form]) is None:
-                repaired |= {stream: form, **dict.fromkeys(together, None)}
-    for change in (_silent_to_readers, _without_numbers, _with_numbers):
-        forms = {channels: change(channels, model) for channels in failed if channels not in repaired}
-        changed = {channels: form for channels, form in forms.items() if form is not None}
+            forms = [] if form is None else [form, _with_checked_numbers(form, model), _with_numbers(form, model)]
+            fitting = next((form for form in forms if form is not None and problem([form]) is None), None)
+            if fitting is not None:
+                repaired |= {stream: fitting, **dict.fromkeys(together, None)}
+    for change in (_silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
+        by_set = {channels: change(channels, model) for channels in failed if channels not in repaired}
+        changed = {channels: form for channels, form in by_set.items() if form is not None}
         still = offenders(list(changed.values()), problem)
         repaired |= {channels: form for channels, form in changed.items() if form not in still}
     # They passed without the others: they must pass together, too.
-    forms_now = [form for form in repaired.values() if form is not None]
-    return repaired if forms_now and problem([*passed, *forms_now]) is None else {}
+    changed_sets = [form for form in repaired.values() if form is not None]
+    return repaired if changed_sets and problem([*passed, *changed_sets]) is None else {}
 
 
 def _goes_with(channels: Channels, stream: Channels) -> bool:
@@ -84,14 +86,22 @@ def _without_numbers(channels: Channels, model: nn.Module) -> Channels | None:
     return replace(channels, sites=layers) if len(layers) < len(channels.sites) else None
 
 
+def _with_checked_numbers(channels: Channels, model: nn.Module) -> Channels | None:
+    """The modules around the layers check a number that they call one of channels, beside those that lay out tensors."""
+    known = {site.layer for site in channels.sites if site.side == Side.COUNT}
+    layers = [site for site in channels.sites if site.side != Side.COUNT]
+    beside = [site for site in _numbers_beside(layers, model) if "channel" in site.layer and site.layer not in known]
+    return replace(channels, sites=(*channels.sites, *beside)) if beside else None
+
+
 def _with_numbers(channels: Channels, model: nn.Module) -> Channels | None:
     """The modules around the layers of the set hold its number, and do not use it to lay out a tensor."""
     layers = tuple(site for site in channels.sites if site.side != Side.COUNT)
-    numbers = _numbers_beside(channels, layers, model)
+    numbers = _numbers_beside(layers, model)
     return replace(channels, sites=(*layers, *numbers)) if numbers else None
 
 
-def _numbers_beside(channels: Channels, layers: Sequence[Site], model: nn.Module) -> list[Site]:
+def _numbers_beside(layers: Sequence[Site], model: nn.Module) -> list[Site]:
     """Return the numbers of the modules around the layers of a set that are as large as the set."""
     numbers: dict[str, Site] = {}
     for site in layers:
