@@ -359,6 +359,27 @@ def test_keys_and_values_that_all_heads_share_stay(size, by_hand):
     assert parity(model, x, {found["q"]: [1]}) <= 1e-5
 
 
+def test_tables_of_biases_that_are_resized():
+    """As BEiT does with its biases of attention: rows are mixed with each other, and not heads."""
+    torch.manual_seed(0)
+
+    class Resized(Heads):
+        def __init__(self) -> None:
+            super().__init__("found")
+            self.bias = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (layer(x).unflatten(-1, (-1, 2)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            table = F.interpolate(self.bias.view(1, 2, 2, -1).permute(0, 3, 1, 2), size=(5, 5), mode="bilinear")
+            return self.o(((q @ k.mT + table).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    model, x = awake(Resized()).eval(), torch.randn(2, 5, 6)
+    found = removable_channels(model, x)
+    assert table(found)["bias.each k.outx2 o.inx2 q.outx2 v.outx2"] == (3, "")
+    heads = next(channels for channels in found if channels.is_heads)
+    assert parity(model, x, {heads: [2]}) <= 1e-5
+
+
 def test_a_number_that_is_as_large_by_chance_stays():
     """The example has fewer tokens than the network takes: a change of their largest number would not show on it."""
     torch.manual_seed(0)
