@@ -32,8 +32,6 @@ TWO_AXES = "laid out along two axes"
 NO_LAYER = "is not a layer that is compressed"
 PRODUCT = "a matrix product sums over the channels"
 DIRECT = "never called as a layer"
-SHARED = "shares its weight with"
-POSITION = "taken apart by position"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
 
