@@ -387,14 +387,14 @@ def test_a_number_that_is_as_large_by_chance_stays():
     class Short(Heads):
         def __init__(self) -> None:
             super().__init__("held")
-            self.max_length = self.num_heads
+            self.radius = self.num_heads
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(F.pad(x[:, -self.max_length :], (0, 0, 0, 5))[:, :5])
+            return super().forward(F.pad(x[:, -self.radius :], (0, 0, 0, 5))[:, :5])
 
     model = awake(Short()).eval()
     small = compress(model, heads=0.5, example=torch.randn(2, 2, 6)).model
-    assert (small.num_heads, small.max_length) == (1, 3)
+    assert (small.num_heads, small.radius) == (1, 3)
 
 
 def test_grouped_queries_go_with_their_keys_and_values():
