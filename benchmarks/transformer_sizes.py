@@ -47,11 +47,13 @@ class Task(NamedTuple):
 
 
 _USUAL = (0.3, 0.5, 0.7, 0.9)
+_OF_FOUR_HEADS = (0.25, 0.5, 0.75)
 TASKS = {
     "gpt-neurons": Task("char_gpt", "perplexity", "perplexity", "neurons", _USUAL),
-    "gpt-heads": Task("char_gpt", "perplexity", "perplexity", "heads", (0.25, 0.5, 0.75)),
+    "gpt-heads": Task("char_gpt", "perplexity", "perplexity", "heads", _OF_FOUR_HEADS),
     "gpt-rank": Task("char_gpt", "perplexity", "perplexity", "rank", _USUAL),
     "bert-neurons": Task("bert_classifier", "accuracy", "accuracy in %", "neurons", _USUAL),
+    "bert-heads": Task("bert_classifier", "accuracy", "accuracy in %", "heads", _OF_FOUR_HEADS),
 }
 
 
