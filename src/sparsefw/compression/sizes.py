@@ -32,6 +32,7 @@ from torch.utils.hooks import RemovableHandle
 from sparsefw.compression.allocate import ALLOCATIONS
 from sparsefw.compression.amounts import KindAmounts, amounts_of
 from sparsefw.compression.check import check_model
+from sparsefw.compression.in_place.attention import PlainView, plain_view
 from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
 from sparsefw.compression.in_place.side_by_side import SideBySide
 from sparsefw.compression.in_place.slices import OnePassError
@@ -41,6 +42,8 @@ from sparsefw.compression.recovery.batchnorm import recalibrate_
 from sparsefw.compression.recovery.calibration import Calibration, device_of
 from sparsefw.compression.score import NEEDS_DATA, ROW_SCORES
 from sparsefw.compression.settings import REMOVED, Settings
+from sparsefw.compression.structure.attention import plain_attention
+from sparsefw.compression.structure.copies import copied
 from sparsefw.compression.structure.layers import unwrapped, with_wrappers
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.randomness import generator
@@ -97,14 +100,15 @@ class Sizes:
         self._between = (0.0, kind.most_drawn) if between is None else between
         self._distribution = distribution or kind.drawn
         self._seed = seed
-        self._cut = _cut(self._model, kind, settings)
+        view = plain_view(self._model)
+        self._cut = _cut(self._model, view, kind, settings)
         self._signature = _signature(self._model)
         self._choices = 0
         self._numbers = self._cut.numbers(0.0).to(device_of(self._model)).unsqueeze(0)
         self._side_by_side: SideBySide | None = None
         self.needs_passes: str | None = None
         try:
-            self._side_by_side = SideBySide(self._model, self._cut, example)
+            self._side_by_side = SideBySide(self._model, view, self._cut, example)
         except OnePassError as error:
             self.needs_passes = str(error)
 
@@ -343,7 +347,7 @@ def _known_cut(model: nn.Module, kind: Kind, settings: Settings, example: Any) -
     cuts = _known(model)
     key = _key(kind, settings)
     if key not in cuts:
-        cuts[key] = _cut(model, kind, replace(settings, example=example, calibration=None))
+        cuts[key] = _cut(model, plain_view(model), kind, replace(settings, example=example, calibration=None))
     return cuts[key]
 
 
@@ -351,7 +355,7 @@ def _key(kind: Kind, settings: Settings) -> Hashable:
     return kind, settings.form, settings.score, settings.selection
 
 
-def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
+def _cut(model: nn.Module, view: PlainView, kind: Kind, settings: Settings) -> InPlaceCut:
     if settings.score in NEEDS_DATA:
         raise ValueError(
             f"score={settings.score!r} needs data: in place, channels are ranked by {', '.join(ROW_SCORES)}"
@@ -359,9 +363,10 @@ def _cut(model: nn.Module, kind: Kind, settings: Settings) -> InPlaceCut:
     check_model(model)
     allocation = ALLOCATIONS[kind.allocation]()
     with unchanged_buffers(model):  # some networks change theirs in evaluation mode too
-        stage = stage_for(StageRequest(kind, model, settings.example, None, settings, allocation))
+        plain = plain_attention(copied(model)) if view.attentions else model
+        stage = stage_for(StageRequest(kind, plain, settings.example, None, settings, allocation))
         stage.require_units(kind)
-        return stage.in_place()
+        return stage.in_place(view.plain)
 
 
 def _signature(model: nn.Module) -> Hashable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsefw.compression.in_place.attention import LinearPart
 from sparsefw.compression.in_place.restriction import InPlaceCut, Mask, Restriction
 from sparsefw.compression.in_place.slices import InSlices, OnePassError
 from sparsefw.compression.recovery.calibration import device_of
@@ -32,13 +33,17 @@ Counts = Callable[[float], Sequence[int]]
 class _Target(NamedTuple):
     """A tensor to mask, and the function from the mask of its layer's positions to one that it can be multiplied by.
 
-    owner, name: of a buffer. Unlike parameters, buffers are replaced when a network is moved to another dtype.
+    owner, name: of a buffer or a part of a parameter, which are other tensors when a network was moved to another dtype.
     """
 
     tensor: Tensor
     shaped: Callable[[Tensor], Tensor]
     owner: nn.Module | None = None
     name: str = ""
+
+    @property
+    def key(self) -> Hashable:
+        return id(self.owner or self.tensor), self.name
 
     def now(self) -> Tensor:
         """Return the tensor that the network has at the moment."""
@@ -123,14 +128,14 @@ class ChannelCut(InPlaceCut):
 
     def restriction(self, numbers: Tensor) -> Restriction:
         masks = self.masks(numbers.unsqueeze(0))
-        of_tensor: dict[int, tuple[Tensor, Tensor]] = {}
+        of_tensor: dict[Hashable, tuple[Tensor, Tensor]] = {}
         for i, target in self._targets:
             tensor = target.now()
             mask = target.shaped(masks[i][0]).to(tensor.dtype)
             known = of_tensor.get(
-                id(tensor)
+                target.key
             )  # a projection of attention is silenced by its heads and by what it writes
-            of_tensor[id(tensor)] = tensor, mask if known is None else known[1] * mask
+            of_tensor[target.key] = tensor, mask if known is None else known[1] * mask
         return Mask([tensor for tensor, _ in of_tensor.values()], [mask for _, mask in of_tensor.values()])
 
     def in_slices(self, model: nn.Module) -> InSlices:
@@ -217,6 +222,8 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
         where = () if isinstance(bare, nn.Parameter) else (model.get_submodule(owner), local)
         return [_Target(bare, lambda mask: mask.view([-1 if i == axis else 1 for i in range(bare.ndim)]), *where)]
     module: Any = model.get_submodule(layer)
+    if isinstance(module, LinearPart):
+        return _targets_of_part(module, side, norms is None)
     if isinstance(module, nn.Embedding):
         return [_Target(module.weight, _as_it_is)]
     if is_frozen_norm(module):
@@ -242,6 +249,14 @@ def _targets(model: nn.Module, layer: str, side: Side, norms: dict[str, str] | N
         times = module.out_channels // module.in_channels
         return [_Target(module.bias, lambda mask: mask.repeat_interleave(times))]
     return []
+
+
+def _targets_of_part(layer: LinearPart, side: Side, keeps_bias: bool) -> list[_Target]:
+    if side == Side.IN:
+        return [_columns_target(layer)._replace(owner=layer, name="weight")]
+    rows = _rows_target(layer)._replace(owner=layer, name="weight")
+    bias = layer.bias
+    return [rows] if bias is None or keeps_bias else [rows, _Target(bias, _as_it_is, layer, "bias")]
 
 
 def _as_it_is(mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefw.compression.in_place.attention import gradient_of, set_gradient
 from sparsefw.compression.in_place.restriction import InPlaceCut, Restriction
 from sparsefw.compression.in_place.slices import InSlices
 from sparsefw.compression.structure.layers import as_matrices, from_matrices, weight_of
@@ -24,8 +25,8 @@ class RankCut(InPlaceCut):
     decomposes every layer, which is slow; several sizes in one pass follow the decomposition instead.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Module], ranks: Callable[[float], list[int]]) -> None:
-        self.layers = list(layers.values())
+    def __init__(self, layers: Sequence[nn.Module], ranks: Callable[[float], list[int]]) -> None:
+        self.layers = layers
         self._ranks = ranks
 
     def numbers(self, ratio: float) -> Tensor:
@@ -49,8 +50,9 @@ class _Projection(Restriction):
 
     def restrict_gradients(self) -> None:
         for weight, project in zip(self.tensors, self._projections, strict=True):
-            if weight.grad is not None:
-                weight.grad = torch.empty_like(weight.grad).copy_(project(weight.grad))  # in the same memory format
+            gradient = gradient_of(weight)
+            if gradient is not None:
+                set_gradient(weight, project(gradient))
 
 
 class _RankSlices(InSlices):

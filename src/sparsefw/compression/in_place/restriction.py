@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sparsefw.compression.in_place.attention import gradient_of, whole_of
 from sparsefw.compression.in_place.slices import InSlices, OnePassError
 
 
@@ -39,7 +40,8 @@ class Mask(Restriction):
         self._masks = masks
 
     def restrict_gradients(self) -> None:
-        trained = [(t.grad, mask) for t, mask in zip(self.tensors, self._masks, strict=True) if t.grad is not None]
+        gradients = map(gradient_of, self.tensors)
+        trained = [(g, mask) for g, mask in zip(gradients, self._masks, strict=True) if g is not None]
         if trained:
             torch._foreach_mul_([gradient for gradient, _ in trained], [mask for _, mask in trained])
 
@@ -115,7 +117,7 @@ def _has_graph(gradient: Tensor | None) -> bool:
 @contextmanager
 def _no_steps(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Refuse steps of optimizers that move these tensors."""
-    restricted = set(map(id, tensors))
+    restricted = {id(whole_of(tensor)) for tensor in tensors}
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if any(id(p) in restricted for group in optimizer.param_groups for p in group["params"]):

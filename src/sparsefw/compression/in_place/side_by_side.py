@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from sparsefw.compression.in_place.attention import PlainView
 from sparsefw.compression.in_place.restriction import InPlaceCut, restricted, unchanged_buffers
 from sparsefw.compression.in_place.sliced_layers import Sliced, sliced
 from sparsefw.compression.in_place.slices import OnePassError
@@ -36,13 +37,15 @@ class SideBySide:
 
     Args:
         model: The network.
+        view: The same as plain layers.
         cut: How it is made smaller.
         example: An input; one pass is compared with one for each size, and OnePassError is raised where they disagree.
     """
 
-    def __init__(self, model: nn.Module, cut: InPlaceCut, example: Any) -> None:
+    def __init__(self, model: nn.Module, view: PlainView, cut: InPlaceCut, example: Any) -> None:
         self._cut = cut
-        self._in_slices = cut.in_slices(model)
+        self._in_slices = cut.in_slices(view.plain)
+        self._attentions = {old: {"_slice_attention": plain} for old, plain in view.attentions.items()}
         self._divisions: dict[tuple[float, ...], _Division] = {}
         self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         for name, module in model.named_modules():
@@ -66,11 +69,11 @@ class SideBySide:
         if len(ends) != len(numbers):
             raise ValueError(f"there are {len(numbers)} chosen sizes, and ends of {len(ends)} slices for them")
         division = self._division(tuple(ends), numbers.device)
-        modules = list(dict.fromkeys([*self._norms, *self._in_slices.modules]))
+        modules = list(dict.fromkeys([*self._norms, *self._attentions, *self._in_slices.modules]))
         classes = [type(module) for module in modules]
         if any(issubclass(kind, Sliced) for kind in classes):
             raise ValueError("the network already has several sizes: this block is within another one")
-        own = self._in_slices.attributes(numbers, division.slice_of_part)
+        own = {**self._attentions, **self._in_slices.attributes(numbers, division.slice_of_part)}
         try:
             for module, kind in zip(modules, classes, strict=True):
                 vars(module)["_slice_ends"] = division.ends

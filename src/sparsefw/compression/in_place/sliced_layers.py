@@ -37,6 +37,7 @@ class Sliced(nn.Module):
     _slice_projections   for every slice, (groups, n, n): of the outputs without their bias, or of the inputs
     _slice_of_inputs     which of the two
     _slice_by_weight     whether the weight may be projected instead, which is less work where a layer has many positions
+    _slice_attention     what computes the same as an nn.MultiheadAttention, from layers of which some are sliced
     """
 
     _slice_ends: tuple[float, ...]
@@ -48,6 +49,7 @@ class Sliced(nn.Module):
     _slice_projections: Tensor | None = None
     _slice_of_inputs: bool = False
     _slice_by_weight: bool = False
+    _slice_attention: nn.Module | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if self._slice_projections is not None:
@@ -166,6 +168,16 @@ class SlicedBatchNorm(Sliced):
         return normalised(x, *_masked(norm.weight, norm.bias, masks), moments, norm.eps)
 
 
+class SlicedAttention(Sliced):
+    """An nn.MultiheadAttention that calls its layers."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        plain = self._slice_attention
+        assert plain is not None
+        plain.training = self.training
+        return plain(*args, **kwargs)
+
+
 def _synchronised(norm: nn.Module) -> Any:
     """Return the processes over whose images a norm takes its statistics; None if these are those of this process alone."""
     if not (isinstance(norm, nn.SyncBatchNorm) and norm.training and distributed.is_initialized()):
@@ -181,13 +193,14 @@ def _masked(weight: Tensor | None, bias: Tensor | None, mask: Tensor | None) -> 
     return mask if weight is None else weight * mask, None if bias is None else bias * mask
 
 
+_BASES: dict[type[nn.Module], type[Sliced]] = {_BatchNorm: SlicedBatchNorm, nn.MultiheadAttention: SlicedAttention}
 _sliced_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def sliced(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a layer of this class in the block; compiled graphs are guarded by the classes of layers."""
     if kind not in _sliced_classes:
-        base = SlicedBatchNorm if issubclass(kind, _BatchNorm) else Sliced
+        base = next((base for of, base in _BASES.items() if issubclass(kind, of)), Sliced)
         _sliced_classes[kind] = type(kind.__name__, (base, kind), {})
     return _sliced_classes[kind]
 

@@ -89,12 +89,12 @@ class ChannelStage(Stage):
             for channels, scores, kept in zip(self.sets, self.scores, counts, strict=True)
         }
 
-    def in_place(self) -> InPlaceCut:
+    def in_place(self, model: nn.Module) -> InPlaceCut:
         assert self.request is not None
         assert self.observed is not None
-        scores = RowScores(self.model, self.sets, ROW_SCORES[self.request.score], self.observed)
+        scores = RowScores(model, self.sets, ROW_SCORES[self.request.score], self.observed)
         norms = self.observed.batch_norm if self.request.settings.form == REMOVED else None
-        return ChannelCut(self.model, self.sets, scores, self.counts, norms)
+        return ChannelCut(model, self.sets, scores, self.counts, norms)
 
 
 def _stage_class(kind: Kind, form: str) -> type[ChannelStage]:

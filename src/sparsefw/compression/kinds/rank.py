@@ -106,8 +106,8 @@ class LowRank(Stage):
             if rank < factorisation.full_rank(layer)
         ]
 
-    def in_place(self) -> InPlaceCut:
-        return RankCut(self.layers, self.counts)
+    def in_place(self, model: nn.Module) -> InPlaceCut:
+        return RankCut([model.get_submodule(name) for name in self.layers], self.counts)
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         split = {edit.layer for edit in edits if isinstance(edit, Split)}

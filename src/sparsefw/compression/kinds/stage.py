@@ -174,8 +174,8 @@ class Stage(ABC):
         """Return the edits with which each set keeps this many units."""
 
     @abstractmethod
-    def in_place(self) -> InPlaceCut:
-        """Return how to cut this very model in place, by its weights as they are at the moment."""
+    def in_place(self, model: nn.Module) -> InPlaceCut:
+        """Return how to cut a model of these layers in place, by its weights as they are at the moment."""
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         """Return notes for the user on layers with these edits."""

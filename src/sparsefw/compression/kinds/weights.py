@@ -77,10 +77,10 @@ class SparseWeights(Stage):
         kept = zip(self.weights.items(), counts, strict=True)
         return [Thin(name, count, weight.numel(), self.pattern or ()) for (name, weight), count in kept]
 
-    def in_place(self) -> InPlaceCut:
+    def in_place(self, model: nn.Module) -> InPlaceCut:
         if self.pattern is not None:
             raise ValueError(f"{self.pattern[0]}:{self.pattern[1]} has one size: there is nothing to choose in place")
-        return WeightCut(list(self.weights.values()))
+        return WeightCut([model.get_submodule(name) for name in self.layers])
 
     def notes(self, edits: Sequence[Edit]) -> list[Untouched]:
         return [
