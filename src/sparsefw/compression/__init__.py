@@ -5,6 +5,7 @@ from sparsefw.compression.artifact.export import export_onnx, export_program
 from sparsefw.compression.artifact.files import ArtifactError
 from sparsefw.compression.artifact.folder import save
 from sparsefw.compression.artifact.load import load
+from sparsefw.compression.artifact.pretrained import as_pretrained
 from sparsefw.compression.compressed import Compressed, compress
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.curves import Curve, CurvePoint, curve
@@ -24,6 +25,7 @@ __all__ = [
     "NotRunWarning",
     "Sizes",
     "UnreachableError",
+    "as_pretrained",
     "compress",
     "costs",
     "curve",

@@ -27,7 +27,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsefw.compression.allocate import ALLOCATIONS, Sensitivity
 from sparsefw.compression.amounts import Amounts
-from sparsefw.compression.artifact.plan import Edit, Plan, Untouched
+from sparsefw.compression.artifact.plan import Edit, Keep, Plan, Split, Untouched
 from sparsefw.compression.check import check_model
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
 from sparsefw.compression.preparation import copy_of, prepared
@@ -49,6 +49,7 @@ from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy, evaluating, hooks, is_layer, unwrapped
 from sparsefw.compression.structure.trial_run import TrialRun
 from sparsefw.kinds import Kind, in_order
+from sparsefw.models import is_of_transformers
 from sparsefw.recovery_words import AUTO, REFIT
 from sparsefw.text import listed
 
@@ -153,6 +154,8 @@ class Pipeline:
             model = cut.model
         if edits:
             untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
+            if is_of_transformers(self.dense) and any(isinstance(edit, (Keep, Split)) for edit in edits):
+                untouched.append(Untouched.because("config", because(Cause.CONFIG_OF_DENSE)))
         untouched += [note for note in self.not_run if note.layer not in {entry.layer for entry in untouched}]
         shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
         request: dict[str, Any] = {"removed": shares}

@@ -105,6 +105,10 @@ class Cause(Enum):
         NOTE,
     )
     NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
+    CONFIG_OF_DENSE = (
+        "its numbers are those of the dense network: save_pretrained needs as_pretrained(small.model, example)",
+        NOTE,
+    )
     NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
     NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE
     NOT_CHECKED_RANDOM = "what it computes is not checked: its outputs are random", NOTE

@@ -1,7 +1,7 @@
 """Networks by name, such as build("resnet18", classes=10, stem="cifar"): those of MODELS, timm or torchvision, or your own."""
 
 from sparsefw.models.external import import_torchvision
-from sparsefw.models.huggingface import record_of
+from sparsefw.models.huggingface import is_of_transformers, record_of
 from sparsefw.models.own_networks import is_own_network, model_factory, require_trusted_network
 from sparsefw.models.pretrained import LeftOut, LoadReport, load_weights
 from sparsefw.models.pspnet import PSPNet
@@ -15,6 +15,6 @@ from sparsefw.models.wide_resnet import WideResNet
 __all__ = [
     "BUILD_ERRORS", "MODELS", "VGG", "BasicBlock", "Bottleneck", "LeftOut", "LoadReport", "ModelInfo", "PSPNet", "ResNet",
     "Trunk", "ViT", "WideResNet", "build", "build_for", "build_named", "build_registered", "build_skeleton",
-    "import_torchvision", "is_own_network", "is_rebuilt_by_name", "load_weights", "model_factory",
+    "import_torchvision", "is_of_transformers", "is_own_network", "is_rebuilt_by_name", "load_weights", "model_factory",
     "record_of", "require_trusted_network",
 ]  # fmt: skip

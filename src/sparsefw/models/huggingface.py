@@ -31,15 +31,20 @@ _BLOCKS = re.compile(r"layer|depth|block|stage")
 _WORD = re.compile(r"[\w .,+()-]*")
 
 
+def is_of_transformers(model: nn.Module) -> bool:
+    """Return whether it is a network of that package, with a configuration."""
+    return type(model).__module__.startswith(_MODULES) and hasattr(getattr(model, "config", None), "to_dict")
+
+
 def record_of(model: nn.Module) -> dict[str, Any] | None:
     """Return the record from which a network of transformers is built again; None for others.
 
     There is none where its configuration names a file, an address or code of others.
     """
-    kind = type(model)
-    config: Any = getattr(model, "config", None)
-    if not kind.__module__.startswith(_MODULES) or not hasattr(config, "to_dict"):
+    if not is_of_transformers(model):
         return None
+    kind = type(model)
+    config: Any = model.config
     try:
         values = json.loads(json.dumps(config.to_dict(), allow_nan=False))
         arguments = {**_without_origin(values), _ATTENTION: config._attn_implementation}

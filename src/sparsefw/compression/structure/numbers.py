@@ -36,7 +36,7 @@ def numbers_in(module: nn.Module, value: int, last: bool | None = None) -> list[
     """
     names = []
     for name, held in vars(module).items():
-        if not {word.removesuffix("s") for word in name.lower().split("_")}.isdisjoint(_OTHERS):
+        if not may_count_channels(name):
             continue
         if _is_number(held, value):
             names.append(name)
@@ -46,6 +46,15 @@ def numbers_in(module: nn.Module, value: int, last: bool | None = None) -> list[
         return names
     of_kind = [name for name in names if last == any(word in name.lower() for word in _OF_THE_LAST_AXIS)]
     return of_kind or names
+
+
+def may_count_channels(name: str) -> bool:
+    """Return whether a number of this name may count channels or heads.
+
+    >>> may_count_channels("num_heads"), may_count_channels("num_hidden_layers")
+    (True, False)
+    """
+    return {word.removesuffix("s") for word in name.lower().split("_")}.isdisjoint(_OTHERS)
 
 
 def _is_number(held: Any, value: int) -> bool:
