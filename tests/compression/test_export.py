@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from sparsefw import compress, compression, save
+from sparsefw.compression import export_onnx, export_program
 from sparsefw.compression.artifact import export, folder
+from sparsefw.compression.artifact.export import ExportError
 
 # The function that exports -> the option of save that calls it, and the file that it writes.
 FORMATS = {
@@ -32,3 +37,46 @@ def test_exported_files_are_part_of_the_artifact(option, file, small_resnet, bat
     assert file in hashes
     assert folder.is_artifact(tmp_path / "a")
     assert file in folder.__doc__
+
+
+class Computed(nn.Module):
+    """A layer between two, with code that not every exporter takes."""
+
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -x if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("middle", "exporter", "words"),
+    [
+        (
+            Computed(torch.special.bessel_j0),
+            export_onnx,
+            r"to ONNX: ONNX has no operator for prims.bessel_j0, which 1 \(Computed\) computes$",
+        ),
+        (
+            Branching(),
+            export_onnx,
+            r"depends on the values of a tensor, .*: 1 \(Branching\), line \d+: return -x if x.sum\(\) > 0 else x$",
+        ),
+        (Branching(), export_program, r"cannot be exported: its code depends on the values .*: 1 \(Branching\), line"),
+        (Computed(lambda x: x.reshape(3, 4)), export_program, "its code fixes the batch to 3, as by a reshape"),
+    ],
+    ids=["operator", "values", "values, program", "batch"],
+)
+def test_an_export_that_fails_names_the_operator_or_the_layer_and_the_reason(middle, exporter, words, tmp_path, capfd):
+    model = nn.Sequential(nn.Linear(5, 4), middle, nn.Linear(4, 2))
+    with pytest.raises(ExportError, match=words) as error:
+        exporter(model, torch.randn(3, 5), tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.atomic_io import naming, replaced_file
+from sparsefw.compression.artifact.export_failure import reason_of
 from sparsefw.compression.recovery.batches import takes_one_list
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import arguments_of, call_on_copy, evaluating
-from sparsefw.text import first_line
 
 
 class ExportError(RuntimeError):
@@ -112,7 +112,7 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
             )
         except Exception as error:
             raise ExportError(
-                f"the model cannot be exported to ONNX: {type(error).__name__}: {first_line(error)}"
+                f"the model cannot be exported to ONNX: {reason_of(error, model, example)}"
             ) from error
     assert program is not None
     return program
@@ -132,7 +132,7 @@ def _exported(model: nn.Module, example: Any) -> Any:
         args, kwargs = _arguments(model, _two(example))
         return torch.export.export(model, args, kwargs, dynamic_shapes=_free_batch(args, kwargs))
     except Exception as error:
-        raise ExportError(f"the model cannot be exported: {type(error).__name__}: {first_line(error)}") from error
+        raise ExportError(f"the model cannot be exported: {reason_of(error, model, example)}") from error
 
 
 def _onnx_gap(model: nn.Module, path: Path, example: Any) -> float:
@@ -205,13 +205,13 @@ def _needs(*packages: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters, which print and warn about their internals."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the exporters, which print, log and warn about their internals."""
+    unheard = io.StringIO()
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(unheard), contextlib.redirect_stderr(unheard):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
