@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from sparsefw.compression import compress
 from sparsefw.compression.artifact.packing import pack, packed_bytes, unique_tensors
-from sparsefw.compression.cost import Costs, costs, macs, parameters
+from sparsefw.compression.cost import Costs, costs, macs, macs_by_module, parameters, parameters_by_module
 from sparsefw.compression.recovery.batches import batch_size
 
 
@@ -153,3 +153,14 @@ def test_zeros_are_packed_and_shared_weights_counted_once():
     net[2].weight = net[0].weight
     net[0].weight.data.zero_()
     assert costs(net, torch.randn(2, 8)).bytes < 4 * 64
+
+
+def test_costs_by_module_add_up():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = nn.Sequential(nn.Conv1d(5, 5, 3, padding=1), layer, nn.Linear(8, 3)), torch.randn(2, 5, 8)
+    of_modules = macs_by_module(model, x)
+    assert of_modules["0"] == 8 * 5 * 5 * 3
+    assert of_modules["1.linear1"] == 5 * 8 * 16
+    assert sum(of_modules.values()) == macs(model, x)
+    assert parameters_by_module(model)["2"] == 27
+    assert sum(parameters_by_module(model).values()) == parameters(model)

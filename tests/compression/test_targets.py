@@ -179,6 +179,46 @@ def test_an_unreachable_target_names_the_smallest_reachable_one(metric, by):
     assert isinstance(error.value, ValueError)
 
 
+def bottleneck() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 4), nn.ReLU(), nn.Linear(4, 1000))
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        (
+            "params=0.3",
+            {},
+            "smallest is 0.3987 of the dense model; the largest parts of it: 2 0.397 (the model's output)",
+        ),
+        ("bytes=0.3", {}, "2 0.397 (the model's output)"),
+        ("macs=0.1", {}, "2 0.248 (the model's output)"),
+        ("params=0.9", {"round_to": 4}, "2 0.991 (the model's output)"),
+    ],
+)
+def test_an_unreachable_target_names_the_layers_that_keep_it_from_being_met(target, options, words):
+    with pytest.raises(UnreachableError) as error:
+        compress(bottleneck(), target=target, example=torch.zeros(2, 10), **options)
+    assert words in str(error.value)
+
+
+def test_layers_that_another_kind_would_cut_stay_whole():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 50), nn.ReLU(), nn.Linear(50, 2))
+    with pytest.raises(UnreachableError, match=r"the largest parts of it: 2 0\.\d+, 0 0\.\d+ \(stays whole\)$"):
+        compress(model, target="params=0.01", by="neurons", example=X)
+
+
+def test_a_target_that_is_met_with_much_to_spare_says_how_large_the_step_is():
+    small = compress(bottleneck(), target="params=0.55", example=torch.zeros(2, 10))
+    assert small.costs.parameters == 11 + 2000
+    assert (
+        "note: target params=0.55: 0.399 of the dense network is reached, and the next larger network has 0.599: 99% of this "
+        "step is 2" in str(small)
+    )
+    assert "next larger" not in str(compress(bottleneck(), target="params=0.6", example=torch.zeros(2, 10)))
+
+
 @pytest.mark.parametrize("how", [{"by": "weights"}, {"form": "masked"}], ids=str)
 @pytest.mark.parametrize("metric", ["params", "macs"])
 def test_targets_that_zeros_cannot_meet_are_refused_at_once(metric, how):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack, cast
 from torch import nn
 
 from sparsefw.compression.amounts import Amounts, KindAmounts, amounts_of
-from sparsefw.compression.artifact.plan import Keep, Plan, Split, in_words
+from sparsefw.compression.artifact.plan import Keep, Plan, Split, Untouched, in_words
 from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import Latency, measure
 from sparsefw.compression.pipeline import Pipeline
@@ -216,12 +216,14 @@ def compress(
         "round_to": settings.round_to,
         "refit": bool(settings.refit and calibration is not None),  # "auto" is replaced by what was chosen
     }
+    notes: tuple[Untouched, ...] = ()
     if goal is not None:
         level = find_level(pipeline, goal, amounts, driven, evaluate)
         amounts |= dict.fromkeys(driven, level.value)
         request |= {"level": level.value, **level.measured}
+        notes = level.notes
     new, plan = pipeline.compress(amounts)
-    plan = replace(plan, request={**request, **plan.request})
+    plan = replace(plan, untouched=(*notes, *plan.untouched), request={**request, **plan.request})
     dense_costs = costs(pipeline.dense, pipeline.example)
     small = Compressed(new, plan, dense_costs, costs(new, pipeline.example), pipeline.source, pipeline.example)
     del pipeline  # its copy of the model would take memory beside those that are compared

@@ -48,6 +48,32 @@ def parameters(model: nn.Module) -> int:
 
 def macs(model: nn.Module, example: Any) -> int:
     """Count the multiply-accumulates of convolutions, linear layers, matrix products and attention as they run."""
+    return _counted(model, example).get_total_flops() // 2 // batch_size(example)
+
+
+def parameters_by_module(model: nn.Module) -> dict[str, float]:
+    """Return the number of parameters that each module has itself, by its name."""
+    counts = {name: sum(p.numel() for p in module.parameters(recurse=False)) for name, module in model.named_modules()}
+    return {name: float(count) for name, count in counts.items() if count}
+
+
+def macs_by_module(model: nn.Module, example: Any) -> dict[str, float]:
+    """Return the multiply-accumulates that each module computes itself, by its name."""
+    root = type(model).__name__
+    flops = {
+        name: sum(by_operator.values()) for name, by_operator in _counted(model, example).get_flop_counts().items()
+    }
+    own: dict[str, float] = {}
+    for name, module in model.named_modules():
+        inside = sum(flops.get(f"{root}.{f'{name}.{child}'.lstrip('.')}", 0) for child, _ in module.named_children())
+        macs_of_module = (flops.get(f"{root}.{name}".rstrip("."), 0) - inside) / 2 / batch_size(example)
+        if macs_of_module > 0:
+            own[name] = macs_of_module
+    return own
+
+
+def _counted(model: nn.Module, example: Any) -> FlopCounterMode:
+    """Return torch's counter after a forward pass."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trainable:  # torch's counter follows the gradients of modules that are given a view of a parameter
@@ -58,4 +84,4 @@ def macs(model: nn.Module, example: Any) -> int:
     finally:
         for p in trainable:
             p.requires_grad_(True)
-    return counter.get_total_flops() // 2 // batch_size(example)
+    return counter

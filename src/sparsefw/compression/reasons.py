@@ -105,6 +105,7 @@ class Cause(Enum):
         NOTE,
     )
     NOT_RUN = "not run by the example: unused, in a branch that the example does not take, or used by its weights", NOTE
+    TARGET_STEP = "{reached} of the dense network is reached, and the next larger network has {larger}: {made_by}", NOTE
     CONFIG_OF_DENSE = (
         "its numbers are those of the dense network: save_pretrained needs as_pretrained(small.model, example)",
         NOTE,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from sparsefw.compression.amounts import Amounts
+from sparsefw.compression.artifact.plan import Untouched
 from sparsefw.compression.bisection import bisect
 from sparsefw.compression.cost import costs
 from sparsefw.compression.latency import LatencyTable, estimate
@@ -18,6 +19,7 @@ from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
 from sparsefw.compression.recovery.batches import batch_size
 from sparsefw.compression.recovery.calibration import NotFiniteError, device_of, mean_over_ranks
+from sparsefw.compression.target_gaps import MUCH, Weights, largest_parts, step_note, weights_for
 from sparsefw.kinds import Kind
 
 COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}  # the word in a target -> the field of Costs
@@ -25,6 +27,7 @@ LATENCY = "latency"
 DROP = "drop"
 METRICS = (*COSTS, LATENCY, DROP)
 MOST = 1 - 2**-20  # the largest fraction of units that a search removes
+SEARCH_STEPS = 20
 
 
 class UnreachableError(ValueError):
@@ -65,10 +68,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Level:
-    """The fraction to remove that meets a target, with measurements of the dense and of the chosen model."""
+    """The fraction to remove that meets a target, with measurements of the dense and of the chosen model, and notes."""
 
     value: float
     measured: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[Untouched, ...] = ()
 
 
 def find_level(
@@ -91,25 +95,32 @@ def find_level(
     def compressed(level: float, recovering: bool) -> nn.Module:
         return pipeline.compress({**amounts, **dict.fromkeys(driven, level)}, recovering)[0]
 
+    weights = weights_for(target.metric, pipeline.example)
+
+    def largest() -> str:
+        small, plan = pipeline.compress({**amounts, **dict.fromkeys(driven, MOST)}, recovering=False)
+        return largest_parts(pipeline.dense, small, plan.untouched, weights)
+
     if target.metric == DROP:
         assert evaluate is not None
         return _level_for_drop(pipeline, target, Metric(evaluate), lambda level: compressed(level, True))
     if target.metric == LATENCY:
-        return _level_for_latency(pipeline, target, lambda level: compressed(level, False))
+        return _level_for_latency(pipeline, target, lambda level: compressed(level, False), largest)
     cost = COSTS[target.metric]
     dense_cost = getattr(costs(pipeline.dense, pipeline.example), cost)
 
     def share(level: float, recovering: bool = False) -> float:
         return float(getattr(costs(compressed(level, recovering), pipeline.example), cost) / dense_cost)
 
-    level = least_compression(share, target)
+    level = least_compression(share, target, largest)
     # Recovery after an earlier kind may change what a later one, allocated by its weights, takes from which layer.
     kinds = {*amounts, *driven}
     counts_zeros = cost == "bytes" and not all(kind.shrinks for kind in kinds)
     by_weights = pipeline.settings.allocation not in (None, "uniform") or counts_zeros
     if len(kinds) > 1 and by_weights and share(level, recovering=True) > target.value:
-        level = least_compression(lambda level: share(level, recovering=True), target)
-    return Level(level)
+        level = least_compression(lambda level: share(level, recovering=True), target, largest)
+        return Level(level)
+    return Level(level, notes=_notes(target, level, share, lambda level: compressed(level, False), weights))
 
 
 def _level_for_drop(
@@ -128,28 +139,55 @@ def _level_for_drop(
     return Level(level, {"metric": [measured[0.0], measured[level]]})
 
 
-def _level_for_latency(pipeline: Pipeline, target: Target, compressed: Callable[[float], nn.Module]) -> Level:
+def _notes(
+    target: Target,
+    level: float,
+    share: Callable[[float], float],
+    compressed: Callable[[float], nn.Module],
+    weights: Weights,
+) -> tuple[Untouched, ...]:
+    """Return a note where much of the target is left over: networks come in steps."""
+    reached = share(level)
+    if not level or reached >= (1 - MUCH) * target.value:
+        return ()
+    next_level = level - MOST / 2**SEARCH_STEPS  # the last one that the search has found to be too large
+    return (step_note(str(target), reached, share(next_level), compressed(level), compressed(next_level), weights),)
+
+
+def _level_for_latency(
+    pipeline: Pipeline, target: Target, compressed: Callable[[float], nn.Module], largest: Callable[[], str]
+) -> Level:
     table = LatencyTable(device_of(pipeline.dense))
     dense = mean_over_ranks(estimate(pipeline.dense, pipeline.example, table))
 
     def milliseconds(level: float) -> float:
         return mean_over_ranks(estimate(compressed(level), pipeline.example, table))
 
-    level = least_compression(lambda level: milliseconds(level) / dense, target)
+    level = least_compression(lambda level: milliseconds(level) / dense, target, largest)
     measured = {"milliseconds": [dense, milliseconds(level)], "batch": batch_size(pipeline.example)}
     return Level(level, measured)
 
 
-def least_compression(share: Callable[[float], float], target: Target, steps: int = 20) -> float:
-    """Return the smallest level at which `share` of the dense cost, which never rises with the level, meets the target."""
+def least_compression(
+    share: Callable[[float], float], target: Target, largest: Callable[[], str] = lambda: ""
+) -> float:
+    """Return the smallest level at which `share` of the dense cost, which never rises with the level, meets the target.
+
+    Args:
+        share: From a level to the share of the dense cost.
+        target: What must be reached.
+        largest: Returns the largest parts of the smallest network, for the message where it is too large.
+    """
     if share(0.0) <= target.value:
         return 0.0
     best = share(MOST)
     if best > target.value:
+        parts = largest()
         raise UnreachableError(
             f"target {target} cannot be reached: with these settings the smallest is {best:.4g} of the dense model"
+            + (f"; the largest parts of it: {parts}" if parts else "")
         )
-    return bisect(lambda level: share(level) <= target.value, 0.0, MOST, steps)[1]
+    return bisect(lambda level: share(level) <= target.value, 0.0, MOST, SEARCH_STEPS)[1]
 
 
 def most_compression(drop: Callable[[float], float], target: Target, steps: int = 7) -> float:

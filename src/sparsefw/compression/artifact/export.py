@@ -111,9 +111,7 @@ def _onnx_program(model: nn.Module, example: Any) -> Any:
                 optimize=True,
             )
         except Exception as error:
-            raise ExportError(
-                f"the model cannot be exported to ONNX: {reason_of(error, model, example)}"
-            ) from error
+            raise ExportError(f"the model cannot be exported to ONNX: {reason_of(error, model, example)}") from error
     assert program is not None
     return program
 
