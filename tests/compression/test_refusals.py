@@ -341,6 +341,24 @@ def test_what_the_example_does_not_run_is_named_in_one_warning_at_the_line_of_th
     assert "not run" not in listed.get("aux", "")
 
 
+def test_a_branch_that_the_example_does_not_run_fits_if_the_layers_named_in_the_warning_are_excluded():
+    model, one_image = Branches().eval(), torch.randn(2, 3, 16, 16)
+    model.stem = nn.Sequential(nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 1))
+    with pytest.warns(NotRunWarning) as caught:
+        small = compress(model, filters=0.5, example=one_image)
+    assert str(caught[0].message).endswith("or leave whole what it may read: exclude=['stem.1', 'large']")
+    assert (
+        "note: small: not run by the example, and takes 8 channels, as many as stem.1, large had before: if it reads these, it "
+        "no longer fits; give an example that runs it, or exclude them" in str(small)
+    )
+    with pytest.raises(RuntimeError):
+        small.model(torch.randn(2, 3, 8, 8))
+    with pytest.warns(NotRunWarning):
+        whole = compress(model, filters=0.5, example=one_image, exclude=["stem.1", "large"])
+    assert "no longer fits" not in str(whole)
+    assert whole.model(torch.randn(2, 3, 8, 8)).shape == (2, 2, 8, 8)
+
+
 def test_there_is_no_warning_where_all_runs():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

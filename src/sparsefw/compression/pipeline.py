@@ -30,6 +30,7 @@ from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Edit, Keep, Plan, Split, Untouched
 from sparsefw.compression.check import check_model
 from sparsefw.compression.kinds import Stage, StageRequest, stage_for
+from sparsefw.compression.not_run import advice, unfit
 from sparsefw.compression.preparation import copy_of, prepared
 from sparsefw.compression.progress import shown
 from sparsefw.compression.reasons import Cause, Reason, because
@@ -114,9 +115,9 @@ class Pipeline:
                 call_on_copy(trial, self.example)
         self.not_run = _not_run(self.dense, called)
         if self.not_run:
-            names = listed([note.layer for note in self.not_run])
+            names = [note.layer for note in self.not_run]
             warnings.warn(
-                f"{names}: {self.not_run[0].reason}; if it is in use, give an example that runs it",
+                f"{listed(names)}: {self.not_run[0].reason}; {advice(self.dense, names, called)}",
                 NotRunWarning,
                 stacklevel=4,
             )
@@ -156,7 +157,9 @@ class Pipeline:
             untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
             if is_of_transformers(self.dense) and any(isinstance(edit, (Keep, Split)) for edit in edits):
                 untouched.append(Untouched.because("config", because(Cause.CONFIG_OF_DENSE)))
-        untouched += [note for note in self.not_run if note.layer not in {entry.layer for entry in untouched}]
+        not_run = [*unfit(self.dense, [note.layer for note in self.not_run], edits), *self.not_run]
+        for note in not_run:
+            untouched += [] if note.layer in {entry.layer for entry in untouched} else [note]
         shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
         request: dict[str, Any] = {"removed": shares}
         if choices:

@@ -110,6 +110,11 @@ class Cause(Enum):
         "its numbers are those of the dense network: save_pretrained needs as_pretrained(small.model, example)",
         NOTE,
     )
+    MAY_NOT_FIT = (
+        "not run by the example, and takes {count} channels, as many as {layers} had before: if it reads these, it no longer "
+        "fits; give an example that runs it, or exclude them",
+        NOTE,
+    )
     NOT_CHECKED_INPUT = "what it computes is not checked: an input of type {type} cannot be made from its shape", NOTE
     NOT_CHECKED_FAILS = "what it computes is not checked: it does not run on random inputs ({error})", NOTE
     NOT_CHECKED_RANDOM = "what it computes is not checked: its outputs are random", NOTE
