@@ -214,6 +214,25 @@ def test_what_the_model_cannot_take(batch):
         recalibrate(network(), [batch])
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, times: int) -> Tensor:
+        return times * self.layer(x)
+
+
+def test_how_to_write_a_batch_of_several_inputs_is_said_and_works():
+    x = torch.zeros(8, 6)
+    with one_line(
+        r"missing 1 required positional argument: 'times'; of a batch that is a tuple, .* write \(\(a, b\), labels\)"
+    ):
+        compress(TwoInputs(), weights=0.5, calibration=[(x, 3)])
+    for batch in (((x, 3),), ((x, 3), torch.ones(8))):
+        compress(TwoInputs(), weights=0.5, calibration=[batch])
+
+
 @pytest.mark.parametrize("batch", ["text", 5, None])
 def test_a_batch_without_tensors(batch):
     with one_line(r"calibration has no tensor in it: \w+; give torch tensors, with a batch axis"):

@@ -142,7 +142,7 @@ def test_a_target_by_no_kind_is_refused():
 
 
 def test_include_and_exclude_are_blamed_only_where_they_are_given():
-    with pytest.raises(ValueError, match=r"nothing to compress by heads: there is no known attention module$"):
+    with pytest.raises(ValueError, match=r"nothing to compress by heads: there is no attention of several heads$"):
         compress(cnn(), heads=0.5, example=IMAGES[0])
 
 
@@ -357,6 +357,24 @@ def test_a_branch_that_the_example_does_not_run_fits_if_the_layers_named_in_the_
         whole = compress(model, filters=0.5, example=one_image, exclude=["stem.1", "large"])
     assert "no longer fits" not in str(whole)
     assert whole.model(torch.randn(2, 3, 8, 8)).shape == (2, 2, 8, 8)
+
+
+class Sharing(nn.Module):
+    """The embedding is used by its weight alone, as in T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.encoder, self.last = nn.Embedding(5, 4), nn.Embedding(5, 4), nn.Linear(4, 2)
+        self.encoder.weight = self.shared.weight
+
+    def forward(self, tokens):
+        return self.last(self.encoder(tokens))
+
+
+def test_a_module_all_of_whose_weights_others_use_is_no_branch():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotRunWarning)
+        compress(Sharing(), weights=0.5, example=torch.zeros(2, 3, dtype=torch.long))
 
 
 def test_there_is_no_warning_where_all_runs():

@@ -278,12 +278,14 @@ def _noting(called: set[str]) -> Callable[[str, nn.Module], Sequence[Any]]:
 def _not_run(model: nn.Module, called: set[str]) -> list[Untouched]:
     """Return a note for every outermost module with weights of which no part is called.
 
-    Parts of torch's own modules are left out: these use the weights of their parts.
+    Parts of torch's own modules are left out: these use the weights of their parts. So is a module all of whose parameters are
+    those of others that are called, as the embedding that an encoder and a decoder share.
     """
+    used = {p for name, module in model.named_modules() if name in called for p in module.parameters(recurse=False)}
     names: list[str] = []
     for name, module in model.named_modules():
         inside = f"{name}." if name else ""
-        if any(part == name or part.startswith(inside) for part in called) or not list(module.parameters()):
+        if any(part == name or part.startswith(inside) for part in called) or used.issuperset(module.parameters()):
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
         is_part = type(owner).__module__.startswith("torch.") and not isinstance(owner, CONTAINERS)

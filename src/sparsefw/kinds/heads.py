@@ -68,6 +68,10 @@ class Heads(Kind):
         return "; give example=, a batch of inputs, by which attention is found in any code"
 
     @property
+    def sought(self) -> str:
+        return "attention of several heads"
+
+    @property
     def leaves_output_free(self) -> bool:
         return False  # heads are inputs of the projection, which can be removed also where it writes the output
 

@@ -99,6 +99,11 @@ class Kind:
         """The layers that a network must have for this kind, in words."""
         return " or ".join(layer.__name__ for layer in self.layers)
 
+    @property
+    def sought(self) -> str:
+        """What compression looks for in a network, in words."""
+        return "layer"
+
     def compress_arguments(self, ratio: float) -> dict[str, Any]:
         """Return the keyword arguments of `compress` that remove this ratio."""
         return {self.name: ratio}

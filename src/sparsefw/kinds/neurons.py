@@ -16,6 +16,10 @@ class Neurons(Kind):
     def requirement(self) -> str:
         return "Linear that is no part of attention"
 
+    @property
+    def sought(self) -> str:
+        return "linear layer that is no part of attention"
+
     def views(self, model: nn.Module) -> dict[str, View]:
         views = super().views(model)
         for name, module in model.named_modules(remove_duplicate=False):

@@ -179,8 +179,6 @@ class MaskedFilters(ChannelStage):
 class MaskedHeads(ChannelStage):
     """Heads that nothing reads: what the layers behind the attention read from them is 0."""
 
-    layer_word = HEADS.requirement
-
     @classmethod
     def find_sets(cls, request: StageRequest) -> tuple[list[Channels], list[Untouched]]:
         heads = [

@@ -75,7 +75,7 @@ class Stage(ABC):
     # Allocations whose level is the ratio that is removed: no level has to be searched for.
     by_ratio: ClassVar[tuple[type[Allocation], ...]] = (Uniform,)
 
-    layer_word: ClassVar[str] = "layer"  # what messages call the layers that it compresses
+    layer_word: ClassVar[str] = ""  # what messages call the layers that it compresses; empty: as the kind says
     cuts_without_waiting: ClassVar[bool] = (
         True  # in place: the host never waits for the device, so a CUDA graph can capture it
     )
@@ -114,7 +114,7 @@ class Stage(ABC):
         if self.unit_sets:
             return
         reasons = "; ".join(f"{entry.layer}: {entry.reason}" for entry in self.untouched[:3])
-        wanted = self.layer_word if kind.layers else kind.requirement
+        wanted = self.layer_word or kind.sought
         chosen = " among those chosen by include/exclude" if self.selection.chooses else ""
         none = f"there is no {wanted}{chosen}"
         raise ValueError(f"there is nothing to compress by {kind.name}: {reasons or none}")

@@ -142,10 +142,17 @@ def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:
         return call_on_copy(model, inputs)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
         shapes = [tuple(t.shape) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
-        hint = hint_at_labels(inputs) if name == "example" else ""
+        hint = hint_at_labels(inputs) if name == "example" else _hint_at_several(error)
         raise ValueError(
             f"{name} does not fit the model: inputs of shape {shapes}: {first_line(error)}{hint}"
         ) from error
+
+
+def _hint_at_several(error: Exception) -> str:
+    """Return how to write a batch of several inputs, where the model misses one or takes none by that name."""
+    if not isinstance(error, TypeError) or "argument" not in str(error):
+        return ""
+    return "; of a batch that is a tuple, the first item is the input: write ((a, b), labels) or ((a, b),) for inputs a and b"
 
 
 def device_of(model: nn.Module) -> torch.device:
