@@ -226,7 +226,7 @@ class TwoInputs(nn.Module):
 def test_how_to_write_a_batch_of_several_inputs_is_said_and_works():
     x = torch.zeros(8, 6)
     with one_line(
-        r"missing 1 required positional argument: 'times'; of a batch that is a tuple, .* write \(\(a, b\), labels\)"
+        r".*missing 1 required positional argument: 'times'; of a batch that is a tuple, .* write \(\(a, b\), labels\)"
     ):
         compress(TwoInputs(), weights=0.5, calibration=[(x, 3)])
     for batch in (((x, 3),), ((x, 3), torch.ones(8))):
