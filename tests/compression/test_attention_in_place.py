@@ -139,6 +139,37 @@ def test_one_pass_computes_and_learns_what_a_pass_for_each_size_does(network, ki
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-8, msg=name)
 
 
+class Relative(nn.Module):
+    """Attention with a table of biases by distance and a scale for every head, neither of which has a batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.qkv, self.proj, self.last = (nn.Linear(*s) for s in ((8, 16), (16, 48), (16, 16), (16, 5)))
+        self.table, self.scale = nn.Embedding(15, 4), nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        q, k, v = self.qkv(x).unflatten(-1, (3, -1, 4)).permute(2, 0, 3, 1, 4)
+        place = torch.arange(x.shape[1])
+        bias = self.table(place[:, None] - place + 7).permute(2, 0, 1)
+        mixed = torch.softmax((q @ k.mT) * self.scale + bias, -1) @ v
+        return self.last(x + self.proj(mixed.transpose(1, 2).flatten(2)))
+
+
+def test_tables_of_heads_need_no_masks_in_one_pass():
+    torch.manual_seed(0)
+    model = awake(Relative())
+    sizes = Sizes(model, "heads", example=X[:2])
+    assert sizes.needs_passes is None
+    sizes.choose(0.5)
+    with sizes.side_by_side([0.25]):
+        found = model(X)
+    with sizes.smaller(0.5):
+        expected = model(X[:2])
+    torch.testing.assert_close(found, torch.cat([expected, model(X[2:])]), rtol=1e-9, atol=1e-9)
+    assert relative_gap(model(X[:2]), expected) > 0.01
+
+
 def test_a_step_of_an_optimizer_in_the_block_is_refused():
     model = encoder()
     attention = model[1].layers[0].self_attn

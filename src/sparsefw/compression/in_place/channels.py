@@ -104,6 +104,12 @@ class ChannelCut(InPlaceCut):
         # Of most targets: masks of this type need no conversion, which would be a launch for each.
         self._dtype = self._targets[0][1].tensor.dtype if self._targets else torch.float32
 
+    @property
+    def tables_of_heads(self) -> set[tuple[str, Side]]:
+        """Scales and tables of biases with an entry for each head: where its values are silent, they have no effect."""
+        sites = [site for channels in self._sets if channels.is_heads for site in channels.sites]
+        return {(site.layer, site.side) for site in sites if site.side in (Side.EACH, Side.ROWS)}
+
     def numbers(self, ratio: float) -> Tensor:
         kept = self._counts(ratio)
         removed = [
@@ -149,6 +155,8 @@ class _ChannelSlices(InSlices):
         self._cut = cut
         self._sites: dict[nn.Module, tuple[int, int]] = {}  # the index of its mask, and its outputs per masked channel
         for i, (layer, side) in enumerate(cut.sites):
+            if (layer, side) in cut.tables_of_heads:
+                continue
             repeated = _outputs_per_channel(model, layer, side, cut.norms)
             if repeated:
                 self._sites[model.get_submodule(layer)] = i, repeated
