@@ -91,11 +91,14 @@ def lr_factor(schedule: str, done: float) -> float:
     return {"linear": 1 - done, "cosine": cosine, "constant": 1.0}[schedule]
 
 
-def make_optimizer(pair: Pair, model: nn.Module, constrained: bool, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def make_optimizer(
+    pair: Pair, model: nn.Module, images: Tensor, constrained: bool, settings: dict[str, Any]
+) -> torch.optim.Optimizer:
     from sparsefw import SFW, constrain
 
     if constrained:
-        groups = constrain(model, pair.kind, report=None, **{"steps": pair.steps, **settings})
+        example = images[:2] if pair.example else None
+        groups = constrain(model, pair.kind, example=example, report=None, **{"steps": pair.steps, **settings})
         return SFW(
             groups, lr=pair.lr, momentum=0.9, rest=pair.rest, weight_decay=pair.weight_decay, nesterov=pair.nesterov
         )
@@ -112,7 +115,7 @@ def train(pair: Pair, data: Data, seed: int, constrained: bool, **settings: Any)
     model = pair.network()
     images = data.train[: pair.images]
     labels = data.train_labels[: pair.images]
-    optimizer = make_optimizer(pair, model, constrained, settings)
+    optimizer = make_optimizer(pair, model, images, constrained, settings)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(pair.schedule, step / pair.steps))
     draw = torch.Generator().manual_seed(seed)
     model.train()
