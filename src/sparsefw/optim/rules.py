@@ -38,6 +38,7 @@ class Rule:
     readers   globs for those of them that read the channels: there, channel j is an input and not an output
     gauge     "k-support" or "k-sparse", where kind is a name; None: the kind's own, which may depend on the rest's optimizer
     initial   the norm of the default initialisation, for parameters that start at 0
+    of_kind   these are some of the layers that a kind means by itself: the user has not named them
 
     >>> Rule("layer4.*", kind="rank", k=0.1).takes_k
     True
@@ -53,6 +54,7 @@ class Rule:
     gauge: str | None = None
     initial: float | None = None
     readers: tuple[str, ...] = ()
+    of_kind: bool = False
 
     def __post_init__(self) -> None:
         label = f"rule {self.match!r}"
