@@ -9,15 +9,19 @@ from torch import nn
 
 from untuned_held_out import (
     GPT,
+    AttentionPooling,
+    ConvMixer,
     Decoder,
     DeepSets,
     DilatedCNN,
+    GatedResidual,
     GraphMLP,
     InstanceNormed,
     Inverted,
     SmallUNet,
     TextLSTM,
     WaveNet,
+    normed_cnn,
     selu_cnn,
 )
 from untuned_networks import (
@@ -147,4 +151,10 @@ PAIRS = [
     # Lost 2.8 points, and far more when cut, by earlier defaults.
     Pair("timm repghostnet_050", lambda: imported("timm:repghostnet_050", in_chans=1), "fashion", "filters", 200, 64, 0.1,
          images=6_500, example=True),
+    # Written down when directions came to move by equal amounts beside AdamW, and gates to be left free with an example.
+    Pair("ConvMixer", ConvMixer, "fashion", "rank", 200, 32, 2e-3, "adamw", 0.01, held_out=True),
+    Pair("ResNet with gates", GatedResidual, "digits", "filters", 250, 32, 0.1, held_out=True, example=True),
+    Pair("ViT", lambda: small_vit(1, 28, 7), "fashion", "rank", 300, 64, 1e-3, "adamw", 0.05, held_out=True, example=True),
+    Pair("attention pooling", AttentionPooling, "text", "rank", 200, 32, 2e-3, "adamw", 0.01, schedule="constant", held_out=True),
+    Pair("CNN, BatchNorm", normed_cnn, "fashion", "weights", 300, 64, 1e-3, "adamw", 0.01, held_out=True, example=True),
 ]  # fmt: skip
