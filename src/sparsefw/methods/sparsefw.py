@@ -81,7 +81,7 @@ class SparseFW(Method):
     k: int | float | None = None
     rescale: Literal["horizon", "gradient", "fast_gradient", "diameter", "none"] = "horizon"
     w: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
-    gauge: Literal["k-support", "k-sparse"] | None = None
+    gauge: Literal["k-support", "k-sparse", None] = None
     anneal: bool = False
     w_start: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
     over: float = Field(default=0.5, gt=0, le=1)
