@@ -4,9 +4,10 @@
                                           [--update]
 
 Every pair of a network and a data set is trained twice by the same ordinary loop: by SGD or AdamW alone, and by SFW with
-`constrain(model, kind, steps=T)`, in some pairs with `example=`. Both have the same learning rate, schedule, weight decay and batches. Then both are cut, and
-nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left out, and listed as such, unless
-the folder of their data is given. Takes an hour on two cores; --update measures some pairs and keeps the rows of the others.
+`constrain(model, kind, steps=T)`, in some pairs with `example=`. Both have the same learning rate, schedule, weight decay and
+batches. Then both are cut, and nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left
+out, and listed as such, unless the folder of their data is given. Takes an hour on two cores; --update measures some pairs and
+keeps the rows of the others.
 
 Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 """
