@@ -162,3 +162,12 @@ def test_resumed_beside_adamw_it_goes_on_bit_for_bit(anew):
     train(twin, second, 6, start=6)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = cnn()
+    groups = constrain(model, "rank", steps=300, report=None)
+    with torch.no_grad():
+        model[3].weight[0, 0, 0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"3\.weight: contains NaN or inf before the first step"):
+        SFW(groups, rest="adamw")

@@ -57,5 +57,7 @@ def large_enough(region: Ball, block: Sequence[Tensor], axes: Sequence[int]) -> 
     """Return the region, larger where it would not contain the block of these tensors."""
     tensors = [t.detach() for t in block]
     point = layout_of(region, tensors, axes).gathered(tensors)
+    if not bool(point.isfinite().all()):  # refused by its name when it enters the region
+        return region
     least = float(region.norm(point)) * (1 + tolerance(point.dtype))
     return region.with_radius(max(region.radius, least))
