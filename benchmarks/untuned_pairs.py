@@ -127,13 +127,14 @@ PAIRS = [
     Pair("GPT", GPT, "text", "neurons", 300, 32, 1e-3, "adamw", 0.05, schedule="cosine"),
     Pair("timm lcnet_050", lambda: imported("timm:lcnet_050"), "cifar", "2:4", 200, 32, 2e-3, "adamw", 0.01),
     Pair("timm regnetx_002", lambda: imported("timm:regnetx_002"), "cifar", "filters", 150, 32, 0.05),
-    # Tried once, after all that.
-    Pair("SELU network", selu_cnn, "fashion", "filters", 1_000, 16, 0.01, held_out=True),
-    Pair("ResNet, InstanceNorm", InstanceNormed, "digits", "rank", 200, 32, 0.05, held_out=True),
-    Pair("inverted residual CNN", Inverted, "digits", "filters", 300, 16, 3e-3, "adamw", 0.01, held_out=True),
-    Pair("Deep Sets", DeepSets, "text", "neurons", 400, 64, 1e-3, "adamw", 0.01, held_out=True),
-    Pair("dilated CNN, BatchNorm", DilatedCNN, "text", "weights", 250, 32, 0.02, schedule="cosine", held_out=True),
-    Pair("encoder and decoder", Decoder, "fashion", "rank", 200, 16, 2e-3, "adamw", 0.01, held_out=True),
+    # Tried once after all that, and the last of them failed: it led to another gauge beside AdamW.
+    Pair("SELU network", selu_cnn, "fashion", "filters", 1_000, 16, 0.01),
+    Pair("ResNet, InstanceNorm", InstanceNormed, "digits", "rank", 200, 32, 0.05),
+    Pair("inverted residual CNN", Inverted, "digits", "filters", 300, 16, 3e-3, "adamw", 0.01),
+    Pair("Deep Sets", DeepSets, "text", "neurons", 400, 64, 1e-3, "adamw", 0.01),
+    Pair("dilated CNN, BatchNorm", DilatedCNN, "text", "weights", 250, 32, 0.02, schedule="cosine"),
+    Pair("encoder and decoder", Decoder, "fashion", "rank", 200, 16, 2e-3, "adamw", 0.01),
+    # Tried, as far as they were, after that.
     Pair("timm edgenext_xx_small", lambda: imported("timm:edgenext_xx_small"), "cifar", "weights", 150, 32, 1e-3, "adamw", 0.05,
          held_out=True),
     Pair("timm semnasnet_050", lambda: imported("timm:semnasnet_050"), "cifar", "filters", 150, 32, 0.05, schedule="cosine",
