@@ -109,7 +109,7 @@ def train(pair: Pair, data: Data, seed: int, constrained: bool, over_sizes: bool
 
     torch.manual_seed(seed)
     model = pair.network().train()
-    optimizer = make_optimizer(pair, model, constrained, {})
+    optimizer = make_optimizer(pair, model, data.train[:2], constrained, {})
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(pair.schedule, step / pair.steps))
     sizes = Sizes(model, pair.kind, example=data.train[:2], seed=seed) if over_sizes else None
     draw = torch.Generator().manual_seed(seed)

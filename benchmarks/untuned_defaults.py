@@ -4,9 +4,10 @@
                                           [--update]
 
 Every pair of a network and a data set is trained twice by the same ordinary loop: by SGD or AdamW alone, and by SFW with
-`constrain(model, kind, steps=T)`. Both have the same learning rate, schedule, weight decay and batches. Then both are cut, and
-nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left out, and listed as such, unless
-the folder of their data is given. Takes an hour on two cores; --update measures some pairs and keeps the rows of the others.
+`constrain(model, kind, steps=T)`, in some pairs with `example=`. Both have the same learning rate, schedule, weight decay and
+batches. Then both are cut, and nothing is retrained or refitted. Pairs on digits and text need no folder; other pairs are left
+out, and listed as such, unless the folder of their data is given. Takes an hour on two cores; --update measures some pairs and
+keeps the rows of the others.
 
 Writes benchmarks/results/untuned-defaults-cpu.json and .md.
 """
@@ -91,11 +92,14 @@ def lr_factor(schedule: str, done: float) -> float:
     return {"linear": 1 - done, "cosine": cosine, "constant": 1.0}[schedule]
 
 
-def make_optimizer(pair: Pair, model: nn.Module, constrained: bool, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def make_optimizer(
+    pair: Pair, model: nn.Module, example: Tensor, constrained: bool, settings: dict[str, Any]
+) -> torch.optim.Optimizer:
     from sparsefw import SFW, constrain
 
     if constrained:
-        groups = constrain(model, pair.kind, report=None, **{"steps": pair.steps, **settings})
+        arguments = {"steps": pair.steps, "example": example if pair.example else None, **settings}
+        groups = constrain(model, pair.kind, report=None, **arguments)
         return SFW(
             groups, lr=pair.lr, momentum=0.9, rest=pair.rest, weight_decay=pair.weight_decay, nesterov=pair.nesterov
         )
@@ -112,7 +116,7 @@ def train(pair: Pair, data: Data, seed: int, constrained: bool, **settings: Any)
     model = pair.network()
     images = data.train[: pair.images]
     labels = data.train_labels[: pair.images]
-    optimizer = make_optimizer(pair, model, constrained, settings)
+    optimizer = make_optimizer(pair, model, images[:2], constrained, settings)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(pair.schedule, step / pair.steps))
     draw = torch.Generator().manual_seed(seed)
     model.train()

@@ -236,3 +236,76 @@ class Decoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x).mean((2, 3))
+
+
+class ConvMixer(nn.Module):
+    """Patches, then depthwise and pointwise convolutions, each with a batch norm."""
+
+    def __init__(self, width: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        self.patches = nn.Sequential(nn.Conv2d(1, width, 4, 4), nn.GELU(), nn.BatchNorm2d(width))
+        self.across = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GELU(), nn.BatchNorm2d(width))
+            for _ in range(depth)
+        )
+        self.along = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width, 1), nn.GELU(), nn.BatchNorm2d(width)) for _ in range(depth)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x)
+        for across, along in zip(self.across, self.along, strict=True):
+            x = along(x + across(x))
+        return self.head(x.mean((2, 3)))
+
+
+class GatedResidual(nn.Module):
+    """Residual blocks with batch norms, whose outputs are gated by their own means."""
+
+    def __init__(self, width: int = 24, depth: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
+            )
+            for _ in range(depth)
+        )  # fmt: skip
+        self.gates = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, 6, 1), nn.ReLU(), nn.Conv2d(6, width, 1), nn.Hardsigmoid())
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block, gate in zip(self.blocks, self.gates, strict=True):
+            inside = block(x)
+            x = F.relu(x + inside * gate(inside.mean((2, 3), keepdim=True)))
+        return self.head(x.mean((2, 3)))
+
+
+class AttentionPooling(nn.Module):
+    """Linear layers for every word, whose outputs are averaged with weights that depend on them."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.positions = nn.Parameter(0.1 * torch.randn(LENGTH, width))
+        self.values = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+        self.scores = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) + self.positions
+        return self.head((self.scores(x).softmax(1) * self.values(x)).sum(1))
+
+
+def normed_cnn() -> nn.Module:
+    """Two convolutions with batch norms and a large linear layer with one."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 5, 2), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Flatten(), nn.Linear(512, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 10),
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,11 +92,11 @@ def _with_he_initialisation(model: nn.Module) -> nn.Module:
     return model
 
 
-def imported(name: str) -> nn.Module:
-    """Build a network of timm or torchvision for ten classes."""
+def imported(name: str, **arguments: Any) -> nn.Module:
+    """Build a network of timm, torchvision or transformers for ten classes."""
     from sparsefw.models import build
 
-    return build(name, num_classes=10)
+    return build(name, num_classes=10, **arguments)
 
 
 def small_vit(channels: int, image: int, patch: int) -> nn.Module:

@@ -72,7 +72,7 @@ def test_one_method_is_listed_with_its_settings():
     method = json.loads(sparsefw("list", "methods", "ssl", "--json"))
     assert method["settings"] == {"strength": {"type": "float", "default": METHODS["ssl"]().strength}}
     text = sparsefw("list", "methods", "sparsefw")
-    assert "gauge      = k-support  (k-support, k-sparse)" in text
+    assert "gauge      = null  (k-support, k-sparse, None)" in text
     assert "arXiv:2205.11921" in text
 
 

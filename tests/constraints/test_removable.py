@@ -80,7 +80,7 @@ def matrices(model: nn.Module, names: set[str]) -> set[str]:
     ids=["resnet filters", "kept filters", "transformer neurons", "transformer filters"],
 )
 def test_what_is_constrained_is_what_compress_removes(model, kind, example):
-    groups = constrain(model, kind, example=example, steps=100, report=None)
+    groups = constrain(model, kind, example=example, steps=1_000, report=None)
     edits = compress(model, example=example, **{kind: 0.5}).plan.edits
     written = {f"{edit.layer}.weight" for edit in edits if isinstance(edit, Keep) and edit.side == "out"}
     read = {f"{edit.layer}.weight" for edit in edits if isinstance(edit, Keep) and edit.side == "in"}
@@ -99,14 +99,14 @@ def test_layers_of_rank_and_weights_are_those_that_compress_cuts_but_for_the_out
             for e in compress(model, example=TOKENS, **{kind: 0.9}).plan.edits
             if isinstance(e, edit)
         }
-        found = constrained(constrain(model, kind, example=TOKENS, steps=100, report=None))
+        found = constrained(constrain(model, kind, example=TOKENS, steps=1_000, report=None))
         assert found == cut - {"head.weight"}
         assert found == {f"{name}.weight" for name in ("attention.qkv", "attention.proj", "fc1", "fc2")}
 
 
 def test_a_neuron_is_one_row_with_its_bias_and_its_readers():
     model = Transformer()
-    groups = constrain(model, "neurons", example=TOKENS, steps=100, report=None)
+    groups = constrain(model, "neurons", example=TOKENS, steps=1_000, report=None)
     assert blocks(groups) == [{"fc1.weight", "fc1.bias", "fc2.weight"}]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = SFW(groups, lr=0.1)
@@ -130,21 +130,21 @@ def test_heads_are_columns_of_the_projection(attention):
     model = Transformer(attention)
     projection = "proj" if attention is None else "out_proj"
     for options in ({"example": TOKENS}, {}):
-        groups = constrain(model, "heads", k=1, steps=100, report=None, **options)
+        groups = constrain(model, "heads", k=1, steps=1_000, report=None, **options)
         assert blocks(groups) == [{f"attention.{projection}.weight"}]
         assert groups[0]["region"].count((WIDTH, WIDTH)) == 4
 
 
 def test_the_stream_of_a_transformer_is_one_block():
     model = Transformer()
-    found = blocks(constrain(model, "filters", example=TOKENS, steps=100, report=None))
+    found = blocks(constrain(model, "filters", example=TOKENS, steps=1_000, report=None))
     assert {"fc1.weight", "fc1.bias"} <= set().union(*found)
     assert "head.weight" not in set().union(*found)
 
 
 def test_what_cannot_be_removed_is_free_and_listed_with_its_reason():
     said = []
-    groups = constrain(Kept(), "filters", example=IMAGES, steps=100, report=said.append)
+    groups = constrain(Kept(), "filters", example=IMAGES, steps=1_000, report=said.append)
     assert blocks(groups) == [{"first.weight"}, {"third.weight"}]
     lines = said[0].splitlines()
     assert any(line.startswith("not to be removed: second: ") and "fixed size" in line for line in lines)
@@ -154,28 +154,28 @@ def test_what_cannot_be_removed_is_free_and_listed_with_its_reason():
 
 def test_without_an_example_one_line_asks_for_it():
     said = []
-    constrain(Kept(), "filters", steps=100, report=said.append)
+    constrain(Kept(), "filters", steps=1_000, report=said.append)
     assert "give example=, a batch of inputs, to constrain exactly what compress can remove" in said[0].splitlines()
 
 
 def test_a_rule_chooses_among_what_can_be_removed():
     rules = [Rule("first.*", None), Rule("*", "filters", k=1)]
-    groups = constrain(Kept(), rules, example=IMAGES, steps=100, report=None)
+    groups = constrain(Kept(), rules, example=IMAGES, steps=1_000, report=None)
     assert blocks(groups) == [{"third.weight"}]
     assert groups[0]["region"].gauge.k == 1
     with pytest.raises(ValueError, match=r"rule 'second\.\*': compress\(filters=\.\.\.\) can remove nothing"):
-        constrain(Kept(), Rule("second.*", "filters"), example=IMAGES, steps=100)
+        constrain(Kept(), Rule("second.*", "filters"), example=IMAGES, steps=1_000)
 
 
 def test_functions_that_make_regions_need_no_example():
     from sparsefw.geometry import LpBall
 
-    groups = constrain(Kept(), lambda: LpBall(2), example=IMAGES, steps=100, w=1.0, report=None)
+    groups = constrain(Kept(), lambda: LpBall(2), example=IMAGES, steps=1_000, w=1.0, report=None)
     assert {"first.bias", "head.weight"} <= constrained(groups)
 
 
 def test_parameters_have_the_names_of_the_wrapped_model():
-    groups = constrain(torch.compile(Kept(), backend="eager"), "filters", example=IMAGES, steps=100, report=None)
+    groups = constrain(torch.compile(Kept(), backend="eager"), "filters", example=IMAGES, steps=1_000, report=None)
     assert blocks(groups) == [{"_orig_mod.first.weight"}, {"_orig_mod.third.weight"}]
 
 
@@ -183,13 +183,13 @@ def test_frozen_writers_leave_their_scales_alone():
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
     net.append(nn.Linear(128, 10))
     net[0].weight.requires_grad_(False)
-    assert blocks(constrain(net, "filters", example=IMAGES, steps=100, report=None)) == [{"2.weight", "3.weight"}]
+    assert blocks(constrain(net, "filters", example=IMAGES, steps=1_000, report=None)) == [{"2.weight", "3.weight"}]
 
 
 def test_the_model_is_left_as_it_is():
     model = Transformer(nn.MultiheadAttention(WIDTH, 4, batch_first=True)).train()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    constrain(model, "neurons", example=TOKENS, steps=100, report=None)
+    constrain(model, "neurons", example=TOKENS, steps=1_000, report=None)
     assert model.training
     assert isinstance(model.attention, nn.MultiheadAttention)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
@@ -205,7 +205,7 @@ def test_the_model_is_left_as_it_is():
 )
 def test_bad_requests_are_one_line(kind, example, message):
     with pytest.raises(ValueError, match=message) as caught:
-        constrain(Kept(), kind, example=example, steps=100)
+        constrain(Kept(), kind, example=example, steps=1_000)
     assert "\n" not in str(caught.value)
 
 
@@ -225,12 +225,12 @@ def test_weights_stored_by_inputs_are_constrained_along_the_axes_that_compress_c
     model = Transformer()
     model.fc1, model.fc2 = Conv1D(24, WIDTH), Conv1D(WIDTH, 24)
     model.attention.proj = Conv1D(WIDTH, WIDTH)
-    neurons = constrain(model, "neurons", example=TOKENS, steps=100, k=5, report=None)
+    neurons = constrain(model, "neurons", example=TOKENS, steps=1_000, k=5, report=None)
     assert blocks(neurons) == [{"fc1.weight", "fc1.bias", "fc2.weight"}]
     (block,) = (group for group in neurons if group["region"] is not None)
     assert dict(zip([name for name, _ in block["params"]], block["axes"], strict=True)) == {
         "fc1.weight": 1, "fc1.bias": 0, "fc2.weight": 0,
     }  # fmt: skip
-    heads = constrain(model, "heads", example=TOKENS, steps=100, k=1, report=None)
+    heads = constrain(model, "heads", example=TOKENS, steps=1_000, k=1, report=None)
     assert blocks(heads) == [{"attention.proj.weight"}]
     assert heads[0]["region"].view == Groups(axis=0, width=WIDTH // 4)

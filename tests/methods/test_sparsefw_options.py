@@ -32,6 +32,23 @@ def test_gauge(kind, gauge, expected):
     assert region.diameter((4, 2, 1, 1)) == pytest.approx(2 * initial_norm(layer(ROWS)[0], "weight", torch.empty(4, 2)))
 
 
+@pytest.mark.parametrize(
+    ("options", "rest", "expected"),
+    [
+        ({}, "adamw", KSparse),
+        ({}, "sgd", KSupport),
+        ({"gauge": "k-support"}, "adamw", KSupport),
+        ({"w": 1.0}, "adamw", KSupport),
+        ({"anneal": True}, "adamw", KSupport),
+        ({"rescale": "gradient"}, "adamw", KSupport),
+    ],
+)
+def test_the_gauge_of_directions_goes_by_the_rest_unless_something_else_fixes_it(options, rest, expected):
+    method = SparseFW(kind="rank", k=0.5, **options)
+    (region,) = regions(optimizer_of(method, layer(ROWS), 0.1, rest=rest))
+    assert isinstance(region.gauge, expected)
+
+
 @pytest.mark.parametrize(("kind", "w"), [("weights", 0.4), ("rank", 0.2), ("2:4", 0.4), ("neurons", 3.0)])
 def test_short_trainings_have_regions_in_which_they_can_learn_also_for_all_else(kind, w):
     """Half of the diameter is w times the initial norm: sqrt(entries / (3 fan_in)) for a convolution, 1 for a bias of 0."""

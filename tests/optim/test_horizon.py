@@ -126,6 +126,45 @@ def test_gates_that_would_hardly_decay_are_left_free_and_listed():
         assert ("without a norm of its own, hardly decays in 1414 steps" in str(groups)) is (steps == 1_414)
 
 
+class Gated(nn.Module):
+    """Two convolutions before norms, and between them a gate: its second convolution writes the channels of the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.gate = nn.Sequential(nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 1), nn.Sigmoid())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(self.second(x * self.gate(x.mean((2, 3), keepdim=True))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("steps", [1_414, 1_415])
+def test_an_example_leaves_the_same_gates_free(steps):
+    """Also the one that would decay together with a convolution before a norm."""
+    gates = {"gate.0.weight", "gate.2.weight"}
+    with_norms = {"first.0.weight", "first.1.weight", "second.0.weight", "second.1.weight"}
+    groups = constrain(Gated(), "filters", steps=steps, example=torch.randn(2, 3, 8, 8), report=None)
+    assert set(rules_by_name(groups)) == (with_norms if steps == 1_414 else with_norms | gates)
+    assert ("gate.*.weight x2 (without a norm of its own, hardly decays in 1414 steps)" in str(groups)) is (
+        steps == 1_414
+    )
+    named = constrain(Gated(), Rule("*0.weight", "filters"), steps=steps, example=torch.randn(2, 3, 8, 8), report=None)
+    assert gates & set(rules_by_name(named)) == {"gate.0.weight"}
+
+
+@pytest.mark.parametrize("steps", [266, 267])
+def test_an_example_leaves_the_same_deep_networks_free(steps):
+    """Four layers in a row are left free below 89 * 3 steps; blocks of neurons are left free as a whole."""
+    layers = [part for _ in range(3) for part in (nn.Linear(8, 8), nn.ReLU())]
+    groups = constrain(
+        nn.Sequential(*layers, nn.Linear(8, 2)), "neurons", steps=steps, example=torch.randn(2, 8), report=None
+    )
+    assert bool(rules_by_name(groups)) is (steps == 267)
+
+
 @pytest.mark.parametrize(
     ("what", "settings"),
     [("filters", {"renewals": 0.01}), ("filters", {"w": 1.0}), (Rule("*", "filters", types=(nn.Conv2d,)), {})],

@@ -51,8 +51,8 @@ def constrain(
         k: how many filters, directions or weights may grow per layer: an int is a count, a float in (0, 1] a fraction.
         w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
             steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
-        gauge: "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount. None: the
-            kind's own, k-support.
+        gauge: "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount. None:
+            k-support; for "rank" k-sparse in an SFW with rest="adamw", unless w is given.
         momentum: that of SFW, on which the size of regions depends.
         report: called once with the table of what got which region; None for silence.
 

@@ -64,6 +64,7 @@ def removable_units(model: nn.Module, rule: Rule, example: Any, taken: Collectio
     assert kind is not None, "the rule has no kind"
     pipeline = Pipeline(model, Settings(example=example))
     stage = pipeline.stage(kind, pipeline.dense)
+    rule = replace(rule, of_kind=not rule.names_layers)
     names = _Names(model, pipeline.dense, rule, taken)
     if isinstance(stage, ChannelStage):
         rules = list(_rules_of_channels(names, stage.sets, rule))

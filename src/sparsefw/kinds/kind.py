@@ -42,6 +42,7 @@ class Kind:
     view         what counts as one magnitude of a weight
     layers       module types whose weights it constrains
     gauge        which regions it constrains weights to, unless the user says otherwise: a name in GAUGES
+    adamw_gauge  the same where AdamW trains the rest and regions are sized from the weights as given; None: gauge
     allocation   how much each layer loses, unless the user says otherwise: "uniform", the same fraction; "global", one threshold
                  for all layers
     score        by which units are ranked for removal, unless the user says otherwise; None: by their magnitudes in the view
@@ -57,6 +58,7 @@ class Kind:
     view: View
     layers: tuple[type[nn.Module], ...]
     gauge: str = DEFAULT_GAUGE
+    adamw_gauge: str | None = None
     allocation: str = "uniform"
     score: str | None = None
     of_channels: bool = False

@@ -38,7 +38,9 @@ class Rank(Kind):
 FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), score="l1", of_channels=True)
 NEURONS = Neurons("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
 HEADS = Heads("heads", "attention heads", Groups(axis=1), (), score="l1", of_channels=True, least_w=3.0)
-RANK = Rank("rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear), least_w=0.2)
+RANK = Rank(
+    "rank", "singular values", Spectrum(), (*CONVOLUTIONS, *TRANSPOSED, nn.Linear), adamw_gauge="k-sparse", least_w=0.2
+)
 WEIGHTS = Kind(
     "weights",
     "weights",

@@ -53,7 +53,8 @@ class SparseFW(Method):
     w           size of the regions, in units of the default initialisation. None: under "horizon" by the initial weights, under
                 the other rules by the number of steps
     gauge       "k-support": units grow in proportion to their gradients; "k-sparse": all by the same amount, the polytope of
-                Pokutta, Spiegel, Zimmer 2020 and Miao et al. 2022
+                Pokutta, Spiegel, Zimmer 2020 and Miao et al. 2022. None: k-support; for rank beside AdamW k-sparse, unless w is
+                given or k is annealed
     anneal      lower k in stages, from all units to k
     w_start     change w in stages, from this to w; None: w is constant
     over        fraction of the training that these changes take
@@ -80,7 +81,7 @@ class SparseFW(Method):
     k: int | float | None = None
     rescale: Literal["horizon", "gradient", "fast_gradient", "diameter", "none"] = "horizon"
     w: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
-    gauge: Literal["k-support", "k-sparse"] = "k-support"
+    gauge: Literal["k-support", "k-sparse", None] = None
     anneal: bool = False
     w_start: float | None = Field(default=None, ge=LEAST_W, le=LARGEST_W)
     over: float = Field(default=0.5, gt=0, le=1)
@@ -130,7 +131,8 @@ class SparseFW(Method):
             w = FROM_WEIGHTS if horizon else default_w(settings.steps, is_normalised(model), self.kind)
         rules = self._rules(model, settings.example, report)
         if self.everything:
-            rules += rules_for_other_tensors(model, rules, w, self.gauge if self.prepares is WEIGHTS else None)
+            own = self.gauge or self.prepares.gauge
+            rules += rules_for_other_tensors(model, rules, w, own if self.prepares is WEIGHTS else None)
         default_k = None if horizon else PAPER_K
         groups = constrain(
             model,
@@ -158,7 +160,9 @@ class SparseFW(Method):
         names = tuple(glob.escape(name) for name, _ in model.named_parameters()) if self.everything else "*"
         # The code of the paper's authors constrains the singular values of convolutions, and linear layers to L2 balls.
         types = (*CONVOLUTIONS, *TRANSPOSED) if self.everything and self.prepares is RANK else None
-        uncoupled = [Rule(names, kind=self.kind, gauge=self.gauge, types=types)]
+        # Stages of k are those of one gauge.
+        gauge = self.prepares.gauge if self.anneal and self.gauge is None else self.gauge
+        uncoupled = [Rule(names, kind=self.kind, gauge=gauge, types=types)]
         if self.coupled and example is None:
             raise ConfigError("method.coupled: needs an example batch, to follow the channels of the network")
         coupled = self.coupled
@@ -167,7 +171,7 @@ class SparseFW(Method):
         if not coupled or example is None:
             return uncoupled
         try:
-            units = removable_units(model, Rule(kind=self.kind, gauge=self.gauge), example)
+            units = removable_units(model, Rule(kind=self.kind, gauge=gauge), example)
         except ValueError as error:
             if self.coupled:
                 raise

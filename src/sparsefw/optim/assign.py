@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from sparsefw.geometry import Ball
 from sparsefw.geometry.views import Groups, Spectrum
-from sparsefw.kinds import DEFAULT_GAUGE, kinds_in_words
+from sparsefw.kinds import kinds_in_words
 from sparsefw.optim.block_regions import block_shape, region_of_block
+from sparsefw.optim.gauge_by_rest import gauge_keys, gauge_notes
 from sparsefw.optim.gradientless import remember_model
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import FROM_WEIGHTS, MOMENTUM
@@ -88,7 +89,7 @@ def as_rules(what: str | RegionMaker | Rule | Sequence[Rule], k: int | float | N
     """Return what users ask for as rules: a kind, a function that makes a region, or rules."""
     if isinstance(what, (str, Ball)) or callable(what):
         return [Rule(kind=what, k=k, gauge=gauge)]
-    if gauge not in (None, DEFAULT_GAUGE):
+    if gauge is not None:
         raise ValueError(f"gauge={gauge!r} belongs to a word such as 'weights'; rules have their own")
     rules: list[Any] = [what] if isinstance(what, Rule) else list(what) if isinstance(what, Sequence) else []
     if not rules or not all(isinstance(rule, Rule) for rule in rules):
@@ -149,10 +150,11 @@ def _assigned(candidates: Sequence[Candidate], pace: Pace) -> tuple[list[dict[st
     groups: list[dict[str, Any]] = []
     for key, members in members_by_key.items():
         axes = [key.axis] if key.axis else None
-        groups.append({"params": _named(members), "region": key.region, "axes": axes, **pace.group_keys(key.horizon)})
+        keys = {**pace.group_keys(key.horizon), **gauge_keys(members[0].rule)}
+        groups.append({"params": _named(members), "region": key.region, "axes": axes, **keys})
     for rule, members in members_by_rule.items():
         region = region_of_block(rule, members, pace)
-        keys = pace.group_keys(pace.horizon_of(members))
+        keys = {**pace.group_keys(pace.horizon_of(members)), **gauge_keys(rule)}
         axes = [c.axis for c in members]
         groups.append({"params": _named(members), "region": region, "coupled": True, "axes": axes, **keys})
         shape = block_shape(members)
@@ -182,6 +184,7 @@ def _notes(
         notes += [] if pace.steps is None else [_renewals_note(constrained, pace)]
         notes += _depth_notes(candidates, pace)
         notes += _size_notes(candidates, pace)
+        notes += gauge_notes(constrained)
     else:
         notes.append("nothing is constrained")
     if frozen:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from sparsefw.geometry import Ball
 from sparsefw.optim.block_norms import block_label, block_norms, default_norm
 from sparsefw.optim.defaults import default_k
-from sparsefw.optim.groups import tolerance
-from sparsefw.optim.layout import layout_of
+from sparsefw.optim.gauge_by_rest import large_enough
 from sparsefw.optim.pace import Pace
 from sparsefw.optim.radius import (
     LARGEST_GROWTH,
@@ -64,7 +63,6 @@ def _region_around_weights(unit: Ball, rule: Rule, members: Sequence[Candidate],
     """Return the region in which steps of this share keep the norms of the weights; the weights are inside."""
     label = block_label(members)
     shape = block_shape(members)
-    tensors = [c.parameter.detach() for c in members]
     norms = block_norms(rule, members)
     radius = equilibrium_radius(norms.start, share, pace.momentum)
     if pace.multiplies(members):
@@ -74,11 +72,9 @@ def _region_around_weights(unit: Ball, rule: Rule, members: Sequence[Candidate],
             f"{label}: starts at zero, and its layer has no default initialisation: give the rule a radius"
         )
     region = unit.with_diameter(2 * radius, shape)
-    if not region.contains_all_of_norm(norms.now, shape):
-        point = layout_of(region, tensors, [c.axis for c in members]).gathered(tensors)
-        least = float(region.norm(point)) * (1 + tolerance(point.dtype))
-        region = region.with_radius(max(region.radius, least))
-    return region
+    if region.contains_all_of_norm(norms.now, shape):
+        return region
+    return large_enough(region, [c.parameter for c in members], [c.axis for c in members])
 
 
 def _unit_ball(rule: Rule, members: Sequence[Candidate], horizon: Horizon | None) -> Ball:

@@ -23,7 +23,7 @@ from sparsefw.optim.defaults import (
 )
 from sparsefw.optim.radius import checked_momentum, he_norm_ratio
 from sparsefw.optim.rescale import Horizon
-from sparsefw.optim.rules import TAKEN_FOR_OUTPUT, Candidate
+from sparsefw.optim.rules import TAKEN_FOR_OUTPUT, Candidate, Rule
 
 
 class Pace:
@@ -90,16 +90,17 @@ class Pace:
         Layers that would hardly decay in so few steps would lose accuracy for nothing.
         """
         rule = member.rule
-        if self.steps is None or rule is None or rule.names_layers:
+        if self.steps is None or rule is None or (rule.names_layers and not rule.of_kind):
             return None
         if member.writes_output:
             return TAKEN_FOR_OUTPUT
-        others = [c for c in candidates if c.rule is rule and c is not member and not c.unfit_reason]
         if self.renewals is not None or not rule.sized_from_weights:
             return None
-        if self.multiplies([member]) and leaves_stacks_free(self.steps, self.depth):
+        block = [c for c in candidates if c.rule is rule] if rule.coupled else [member]
+        if self.multiplies(block) and leaves_stacks_free(self.steps, self.depth):
             return f"one of {self.depth} layers without a norm between them, hardly decays in {self.steps} steps"
-        has_others = not all(self._is_gate([c]) for c in others)
+        alike = [c for c in candidates if _means_the_same(c.rule, rule) and not c.unfit_reason]
+        has_others = not all(self._is_gate([c]) for c in alike)
         if has_others and self._is_gate([member]) and leaves_gates_free(self.steps):
             return f"without a norm of its own, hardly decays in {self.steps} steps"
         return None
@@ -107,3 +108,8 @@ class Pace:
     def only_turns(self, member: Candidate) -> bool:
         """Whether steps only turn this weight, because the normalisation behind it removes its scale."""
         return self.steps is not None and member.alias.module in self._before_norms
+
+
+def _means_the_same(rule: Rule | None, other: Rule) -> bool:
+    """Whether both rules stand for the layers that one kind means."""
+    return rule is other or (rule is not None and rule.of_kind and other.of_kind)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from sparsefw.geometry import Ball, View
-from sparsefw.kinds import DEFAULT_GAUGE, GAUGES, WEIGHTS, Kind, kind_of
+from sparsefw.kinds import GAUGES, WEIGHTS, Kind, kind_of
 from sparsefw.layer_types import input_axis, output_axis
 from sparsefw.optim.radius import FROM_WEIGHTS, LARGEST_W, LEAST_W
 from sparsefw.text import did_you_mean
@@ -36,8 +36,9 @@ class Rule:
     types     module types; None: those of the kind, or any
     coupled   all matching parameters form ONE block: row j is everything that belongs to channel j
     readers   globs for those of them that read the channels: there, channel j is an input and not an output
-    gauge     "k-support" or "k-sparse", where kind is a name; None: the kind's own
+    gauge     "k-support" or "k-sparse", where kind is a name; None: the kind's own, which may depend on the rest's optimizer
     initial   the norm of the default initialisation, for parameters that start at 0
+    of_kind   these are some of the layers that a kind means by itself: the user has not named them
 
     >>> Rule("layer4.*", kind="rank", k=0.1).takes_k
     True
@@ -53,13 +54,14 @@ class Rule:
     gauge: str | None = None
     initial: float | None = None
     readers: tuple[str, ...] = ()
+    of_kind: bool = False
 
     def __post_init__(self) -> None:
         label = f"rule {self.match!r}"
         named = self.named_kind
         if self.gauge is not None and self.gauge not in GAUGES:
             raise ValueError(f"{label}: gauge must be one of {', '.join(GAUGES)}, got {self.gauge!r}")
-        if self.gauge not in (None, DEFAULT_GAUGE) and (named is None or not named.takes_k):
+        if self.gauge is not None and (named is None or not named.takes_k):
             raise ValueError(f"{label}: {name_of(self.kind)} has its own gauge")
         if self.kind is None and (self.k, self.w, self.radius) != (None, None, None):
             raise ValueError(f"{label}: has no kind, so its k, w or radius would have no effect")
@@ -107,6 +109,12 @@ class Rule:
     def sized_from_weights(self) -> bool:
         """Whether the region is sized from the weights as given."""
         return self.w == FROM_WEIGHTS
+
+    @property
+    def adamw_gauge(self) -> str | None:
+        """The gauge that the region changes to beside AdamW; None where it does not, or where the user chose gauge or size."""
+        is_open = self.sized_from_weights and self.gauge is None
+        return self.named_kind.adamw_gauge if is_open and self.named_kind is not None else None
 
     @property
     def takes_k(self) -> bool:

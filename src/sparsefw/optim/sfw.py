@@ -30,6 +30,7 @@ from sparsefw.optim.diagnostics import (
     report_blocks,
 )
 from sparsefw.optim.fused_cache import FusedStepCache
+from sparsefw.optim.gauge_by_rest import take_gauge_beside
 from sparsefw.optim.gradientless import GradientlessSteps
 from sparsefw.optim.groups import (
     DEFAULT_LR,
@@ -64,9 +65,7 @@ class SFW(torch.optim.Optimizer):
 
     Weights outside of their region are scaled onto its boundary, with an SFWWarning, when their group is added or is given
     another region. Constrained groups have no weight decay: the step itself decays what it does not choose. bfloat16 and float16
-    weights get a float32 copy in the state, since steps of 1e-3 vanish in their rounding.
-
-    A step with a non-finite gradient changes nothing.
+    weights get a float32 copy in the state, since steps of 1e-3 vanish. A step with a non-finite gradient changes nothing.
 
     Args:
         params: param groups, usually those of `constrain`. Beside the keys below, each of which defaults to the argument of the
@@ -169,8 +168,9 @@ class SFW(torch.optim.Optimizer):
         lr = self._rest_lr if param_group.get("region") is None else self.defaults["lr"]
         super().add_param_group({"lr": lr, **param_group, "params": params})
         try:
-            scaled = self._enter_region(len(self.param_groups) - 1)
             added = self.param_groups[-1]
+            take_gauge_beside(self.defaults["rest"], added)
+            scaled = self._enter_region(len(self.param_groups) - 1)
             added["rescale"] = added["rescale"].starting_at(float(added["lr"]), self.defaults["rest"])
         except BaseException:  # an interrupt must not leave a half-added group either
             self.param_groups.pop()
