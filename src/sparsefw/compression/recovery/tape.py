@@ -23,6 +23,8 @@ from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import arguments_of, cloned, first_input
 from sparsefw.layer_types import BATCH_NORMS
 
+CONSTANT = torch.ops.aten.lift_fresh.default  # what torch.tensor(2.0) makes, anew in every pass
+
 
 @dataclass(frozen=True)
 class Value:
@@ -50,8 +52,7 @@ class Operation:
         """Put the results among the values; OtherPathError if the code may do something else with them than on the tape."""
         leaves = [values[leaf.number] if isinstance(leaf, Value) else leaf for leaf in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.structure)
-        # A constant is made anew in every pass: operations in place may follow.
-        out = args[0].clone() if self.function is torch.ops.aten.lift_fresh.default else self.function(*args, **kwargs)
+        out = args[0].clone() if self.function is CONSTANT else self.function(*args, **kwargs)
         for result, expected in zip(tree_leaves(out), self.results, strict=True):
             if not isinstance(expected, tuple):
                 if type(result) is not type(expected) or result != expected:
@@ -213,6 +214,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given, structure = tree_flatten((args, kwargs))
+        if func is CONSTANT:
+            given[0] = given[0].clone()  # operations in place may follow
         leaves = tuple(self._seen(leaf) for leaf in given)
         if any(isinstance(leaf, Value) and leaf.number in self._choices for leaf in leaves):
             self._refuse()
