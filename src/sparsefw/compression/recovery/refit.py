@@ -8,12 +8,14 @@ earlier layers are already refitted, and Y its outputs in the dense network, bot
 with the ridge r chosen on held-out batches. Filters keep rows of W. Low rank t takes U U^T W with U the leading eigenvectors of
 W (X X^T + r I) W^T, the best product of that rank for the same objective. Sparse weights solve it on their support.
 
-Memory: the sums X X^T and Y X^T per layer in float64, and patches of at most PATCH_BYTES at a time; never all activations.
+Memory: the sums X X^T and Y X^T per layer in float64, patches of at most PATCH_BYTES at a time, and what the rest of a pass
+needs of one layer after another (passes.py), at most KEPT_BYTES; never all activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from sparsefw.compression.structure.layers import as_matrices, bias_of, weight_o
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
 DEFAULT_RIDGE = 1e-3  # with too few batches to hold some out
 HELD_OUT = 4  # every 4th batch
-SMALLEST_HALF = 256  # of the inputs of a layer: halves of fewer are not faster
+SMALLEST_HALF = 128  # of the inputs of a layer: halves of fewer are not faster
 
 
 class Sums:
@@ -246,6 +248,9 @@ def _share(pair: list[Sums | None]) -> None:
 def best_rank(solution: Solution, rank: int) -> Tensor:
     """Return the argmin of the refit objective over weights of this rank: U U^T W, U the leading eigenvectors of W gram W^T."""
     w = solution.weight
+    if w.shape[-2] > w.shape[-1]:  # the eigenvectors lie in the range of W, which has fewer dimensions
+        basis, within = torch.linalg.qr(w)
+        return basis @ best_rank(replace(solution, weight=within), rank)
     _, vectors = torch.linalg.eigh(w @ solution.gram @ w.mT)
     U = vectors[..., -rank:]
     return U @ (U.mT @ w)
