@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from sparsefw.compression.recovery.batchnorm import RunningStatistics, batch_statistics
-from sparsefw.compression.recovery.calibration import mean_over_ranks, rank_of, run
+from sparsefw.compression.recovery.calibration import NotFiniteError, mean_over_ranks, rank_of, run
 from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.tape import NoTapeError, OtherPathError, Playback, Tape, record, stopping_at
 from sparsefw.compression.structure.decisions import Decisions
@@ -259,11 +259,16 @@ def recover_in_passes(
         return
     before = [(p, p.detach().clone()) for cut in cuts for p in cut.model.parameters()]
     resumed = ResumedPasses(dense, cuts, order, calibration, following)
+    failure: NotFiniteError | None = None
     try:
         recover(resumed)
+    except NotFiniteError as error:
+        failure = error
     finally:
         resumed.put_back_statistics()
     if resumed.agree():
+        if failure is not None:
+            raise failure
         return
     with torch.no_grad():
         for parameter, value in before:
