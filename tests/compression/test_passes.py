@@ -110,6 +110,12 @@ def by_number(net: Any, x: Tensor) -> Tensor:
     return net.head(net.b(y).relu() if y[0, 0] > 0.1 else net.b(y.tanh()))
 
 
+def learned(net: Any, x: Tensor) -> Tensor:
+    """A layer reads a parameter."""
+    queries = net.a(net.table.weight)
+    return net.head(net.b(x @ queries.T).relu())
+
+
 def decides(net: Any, x: Tensor) -> Tensor:
     """The largest activations go on: the cut network follows the dense one in this."""
     y = net.a(x)
@@ -152,6 +158,7 @@ NETWORKS = {
     "checkpoints": partial(network, checkpointed),
     "dropout": partial(network, dropped, drop=nn.Dropout),
     "batch norms": partial(network, normed_by_batch, n1=NORM, n2=NORM),
+    "learned queries": partial(network, learned, table=partial(nn.Embedding, WIDTH, WIDTH)),
     "a constant changed in place": partial(network, made_on_the_way),
 }
 WHOLE = {

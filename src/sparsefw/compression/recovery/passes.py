@@ -297,4 +297,4 @@ def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tens
         raise ValueError(
             "a calibration batch does not reach every layer, and such a layer cannot be refitted: use refit=False"
         )
-    return caught[0]
+    return caught[0].detach()

@@ -111,7 +111,8 @@ class Playback:
         except (RuntimeError, IndexError) as error:
             raise OtherPathError from error
         self._position = position
-        return self._values[found.number] if isinstance(found, Value) else found
+        tensor = self._values[found.number] if isinstance(found, Value) else found
+        return tensor.detach()  # it may be a parameter, such as queries that are learned
 
     @property
     def bytes(self) -> int:
