@@ -143,6 +143,24 @@ def slopes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def write(rows: list[dict[str, Any]], sequences: int, json: Path | None, md: Path | None) -> str:
+    """Write the figures and return the tables."""
+    header = ("network", "depth", "removed", "recovery", "whole, s", "resumed, s", "ratio")
+    text = markdown_table(header, [[str(cell) for cell in row.values()] for row in rows])
+    of_families = slopes(rows)
+    if of_families:
+        header = ("network", "recovery", "slope of whole", "slope of resumed")
+        text += "\n\n" + markdown_table(header, [[str(cell) for cell in row.values()] for row in of_families])
+    where = environment()
+    if json:
+        write_record(json, {**where, "sequences": sequences, "rows": rows, "slopes": of_families})
+    if md:
+        versions = f"{where['date']}, torch {where['versions']['torch']}, CPU seconds of one core of a busy machine"
+        command = f"`python benchmarks/recovery_depth.py --sequences {sequences}`"
+        md.write_text(f"# Recovery against depth\n\n{versions}: {command}\n\n{text}\n")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     families = (ENCODERS, RESNETS, SENTENCES)
@@ -159,19 +177,7 @@ def main() -> None:
             for refitting in (False, True):
                 rows.append(measured(task, kind, refitting))
                 print(*rows[-1].values(), file=sys.stderr, flush=True)
-    header = ("network", "depth", "removed", "recovery", "whole, s", "resumed, s", "ratio")
-    text = markdown_table(header, [[str(cell) for cell in row.values()] for row in rows])
-    of_families = slopes(rows)
-    if of_families:
-        header = ("network", "recovery", "slope of whole", "slope of resumed")
-        text += "\n\n" + markdown_table(header, [[str(cell) for cell in row.values()] for row in of_families])
-    print(text)
-    where = environment()
-    if args.json:
-        write_record(args.json, {**where, "sequences": args.sequences, "rows": rows, "slopes": of_families})
-    if args.md:
-        command = f"`python benchmarks/recovery_depth.py --sequences {args.sequences}`"
-        args.md.write_text(f"# Recovery against depth\n\n{command}, CPU seconds of one core.\n\n{text}\n")
+    print(write(rows, args.sequences, args.json, args.md))
 
 
 if __name__ == "__main__":
