@@ -19,6 +19,7 @@ from sparsefw.compression import ArtifactError, costs, export_onnx
 from sparsefw.compression.artifact.export import ExportError
 from sparsefw.compression.reasons import Cause
 from sparsefw.compression.recovery.cut_network import CutNetwork
+from sparsefw.compression.recovery.passes import ResumedPasses
 from sparsefw.compression.recovery.refit import _collect
 from sparsefw.compression.sizes import smaller
 from sparsefw.compression.structure import removal
@@ -202,7 +203,8 @@ def test_rows_of_refit_belong_to_the_same_boxes():
     small = compress(dense, filters=0.5, example=images(), include="backbone.*")
     head = "roi_heads.box_head.fc6"
     cut = CutNetwork(small.model, (), (), {}, lambda name, solution: solution.weight)
-    ((fitting, held),) = _collect(dense, [cut], head, [(images(4, seed=i),) for i in range(3)], 0)
+    passes = ResumedPasses(dense, [cut], [head], [(images(4, seed=i),) for i in range(3)])
+    ((fitting, held),) = _collect(passes, head, 0)
     assert held is None
     assert float(fitting.count) == 3 * 4 * 20  # 20 boxes of every image
     x, y = fitting.means()

@@ -104,15 +104,15 @@ class batch_statistics:  # noqa: N801  (reads as a verb phrase in `with`)
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
+        self._running = RunningStatistics(model)
 
     def __enter__(self) -> None:
-        self._running = {norm: (norm.running_mean.clone(), norm.running_var.clone()) for norm in self._norms}  # type: ignore[union-attr]
-        self._handles = [norm.register_forward_pre_hook(self._use_batch, with_kwargs=True) for norm in self._norms]
+        norms = self._running.of_norm
+        self._handles = [norm.register_forward_pre_hook(self._use_batch, with_kwargs=True) for norm in norms]
 
     def _use_batch(self, norm: Any, args: Any, kwargs: Any) -> None:
         x = first_input(args, kwargs).detach()
-        mean, variance = self._running[norm]
+        mean, variance = self._running.of_norm[norm]
         if x.numel() > x.shape[1]:
             axes = [axis for axis in range(x.ndim) if axis != 1]
             variance, mean = torch.var_mean(x if x.dtype == torch.float64 else x.float(), axes, correction=0)
@@ -121,7 +121,18 @@ class batch_statistics:  # noqa: N801  (reads as a verb phrase in `with`)
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        for norm, (mean, variance) in self._running.items():
+        self._running.put_back()
+
+
+class RunningStatistics:
+    """The statistics of the batch norms of a model as they are now, to be put back later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = [m for m in model.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
+        self.of_norm = {norm: (norm.running_mean.clone(), norm.running_var.clone()) for norm in norms}  # type: ignore[union-attr]
+
+    def put_back(self) -> None:
+        for norm, (mean, variance) in self.of_norm.items():
             _set_statistics(norm, mean, variance)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def _repeated_randomness(batches: Any) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def run(model: nn.Module, inputs: Any, name: str = "calibration") -> Any:
+def run(model: Callable[..., Any], inputs: Any, name: str = "calibration") -> Any:
     """Run the model on inputs of the user; ValueError, in one line, if they do not fit."""
     if not any(isinstance(t, Tensor) for t in tree_leaves(inputs)):
         raise ValueError(f"{name} has no tensor in it: {type(inputs).__name__}; give torch tensors, with a batch axis")

@@ -16,7 +16,7 @@ from sparsefw.compression.progress import Progress
 from sparsefw.compression.recovery.batchnorm import Moments
 from sparsefw.compression.recovery.calibration import Calibration, NotFiniteError, add_over_ranks
 from sparsefw.compression.recovery.cut_network import CutNetwork
-from sparsefw.compression.recovery.refit import until
+from sparsefw.compression.recovery.passes import Passes, recover_in_passes
 from sparsefw.compression.structure.layers import as_matrices, bias_of, channel_axis, evaluating, set_weight
 
 LARGEST = 2.0  # a channel whose deviation fell further carries mostly noise, which a larger scale would only amplify
@@ -26,19 +26,27 @@ def match_moments(
     dense: nn.Module, cut: CutNetwork, order: Sequence[str], calibration: Calibration, progress: Progress | None = None
 ) -> None:
     """Correct all layers of a compressed model, in place."""
+    recover_in_passes(
+        dense, [cut], order, calibration, lambda passes: match_layers(passes, order, progress), following=False
+    )
+
+
+def match_layers(passes: Passes, order: Sequence[str], progress: Progress | None = None) -> None:
+    """Correct the layers of a cut, in place and in this order, by what the passes find there."""
+    (cut,) = passes.cuts
     for done, name in enumerate(order):
         if progress is not None:
             progress(done, len(order), name)
-        layer = dense.get_submodule(name)
+        layer = passes.dense.get_submodule(name)
         current = cut.model.get_submodule(name)
         wanted, got = Moments(), Moments()
-        with evaluating(dense), evaluating(cut.model):
-            for inputs in calibration:
-                y = until(dense, layer, inputs, output=True)
-                axis = channel_axis(layer, y)
-                rows = cut.rows.get(name)
-                wanted.add(y if rows is None else y.index_select(axis, torch.as_tensor(rows, device=y.device)), axis)
-                got.add(until(cut.model, current, inputs, output=True), axis)
+        for reached in passes.at(name):
+            axis = channel_axis(layer, reached.output)
+            rows = cut.rows.get(name)
+            y = reached.output
+            wanted.add(y if rows is None else y.index_select(axis, torch.as_tensor(rows, device=y.device)), axis)
+            with evaluating(current):
+                got.add(current(next(reached.inputs)), axis)
         add_over_ranks([wanted.sums, got.sums])  # type: ignore[list-item]
         if not float(wanted.sums[2, 0]) or not float(got.sums[2, 0]):  # type: ignore[index]
             continue  # a head that is run on what was found, where nothing was

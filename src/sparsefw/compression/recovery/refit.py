@@ -8,28 +8,30 @@ earlier layers are already refitted, and Y its outputs in the dense network, bot
 with the ridge r chosen on held-out batches. Filters keep rows of W. Low rank t takes U U^T W with U the leading eigenvectors of
 W (X X^T + r I) W^T, the best product of that rank for the same objective. Sparse weights solve it on their support.
 
-Memory: the sums X X^T and Y X^T per layer in float64, and patches of at most PATCH_BYTES at a time; never all activations.
+Memory: the sums X X^T and Y X^T per layer in float64, patches of at most PATCH_BYTES at a time, and what the rest of a pass
+needs of one layer after another (passes.py), at most KEPT_BYTES; never all activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.progress import Progress
-from sparsefw.compression.recovery.batchnorm import batch_statistics
-from sparsefw.compression.recovery.calibration import NotFiniteError, add_over_ranks, rank_of, run
+from sparsefw.compression.recovery.calibration import NotFiniteError, add_over_ranks, rank_of
 from sparsefw.compression.recovery.cut_network import CutNetwork, Solution
+from sparsefw.compression.recovery.passes import Passes, recover_in_passes
 from sparsefw.compression.recovery.patches import choose_positions, samples
-from sparsefw.compression.structure.decisions import Decisions
-from sparsefw.compression.structure.layers import as_matrices, bias_of, evaluating, first_input, weight_of
+from sparsefw.compression.structure.layers import as_matrices, bias_of, weight_of
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # relative to the mean square of an input
 DEFAULT_RIDGE = 1e-3  # with too few batches to hold some out
 HELD_OUT = 4  # every 4th batch
+SMALLEST_HALF = 128  # of the inputs of a layer: halves of fewer are not faster
 
 
 class Sums:
@@ -51,7 +53,7 @@ class Sums:
         """Add samples x (g, f, samples), y (g, n, samples)."""
         x = x - self.shift_x.unsqueeze(-1)  # float64 from here on
         y = y - self.shift_y.unsqueeze(-1)
-        self.xx += x @ x.mT
+        self.xx += _gram(x)
         self.yx += y @ x.mT
         self.x += x.sum(-1)
         self.y += y.sum(-1)
@@ -110,35 +112,48 @@ def refit(
         absorbs_offset: Whether a layer's bias, or the batch norm behind it, absorbs an offset of its outputs.
         progress: Called before each layer.
     """
+    # Both networks normalise by the batch: if nothing was removed, their inputs are equal and nothing changes.
+    recover_in_passes(
+        dense, cuts, order, calibration, lambda passes: fit_layers(passes, order, absorbs_offset, progress)
+    )
+
+
+def fit_layers(
+    passes: Passes, order: Sequence[str], absorbs_offset: Callable[[str], bool], progress: Progress | None = None
+) -> None:
+    """Refit the layers of all cuts, in place and in this order, by what the passes find there."""
     broken: set[int] = set()
     for done, name in enumerate(order):
         if progress is not None:
             progress(done, len(order), name)
-        collected = _collect(dense, cuts, name, calibration, done)
-        for cut, (fitting, held) in zip(cuts, collected, strict=True):
-            layer = dense.get_submodule(name)
-            current = cut.model.get_submodule(name)
+        layer = passes.dense.get_submodule(name)
+        for cut, (fitting, held) in zip(passes.cuts, _collect(passes, name, done), strict=True):
             if fitting is None:  # no batch has inputs for it
                 continue
-            if not fitting.is_finite() or (held is not None and not held.is_finite()):
-                broken.add(id(cut))  # too much was removed from this one; the others continue
-                if len(broken) == len(cuts):
-                    raise NotFiniteError(
-                        f"{name}: calibration gives activations that are not finite, or too large to be squared"
-                    )
+            if fitting.is_finite() and (held is None or held.is_finite()):
+                _fit(cut, name, layer, fitting, held, absorbs_offset(name))
                 continue
-            centred = absorbs_offset(name)
-            weight = cut.write_refit(name, _solve(_start(layer, current), fitting, held, centred))
-            last = current[-1] if isinstance(current, nn.Sequential) else current
-            bias = bias_of(last)
-            if centred and bias is not None:
-                total = fitting if held is None else fitting + held
-                mean_x, mean_y = total.means()
-                offset = mean_y - (weight.double() @ mean_x.unsqueeze(-1)).squeeze(-1)
-                with torch.no_grad():
-                    bias.copy_(offset.flatten())
+            broken.add(id(cut))  # too much was removed from this one; the others continue
+            if len(broken) == len(passes.cuts):
+                raise NotFiniteError(
+                    f"{name}: calibration gives activations that are not finite, or too large to be squared"
+                )
     if progress is not None:
         progress(len(order), len(order), "")
+
+
+def _fit(cut: CutNetwork, name: str, layer: nn.Module, fitting: Sums, held: Sums | None, centred: bool) -> None:
+    """Write the fitted weight into one layer, and the bias where an offset can be absorbed."""
+    current = cut.model.get_submodule(name)
+    weight = cut.write_refit(name, _solve(_start(layer, current), fitting, held, centred))
+    last = current[-1] if isinstance(current, nn.Sequential) else current
+    bias = bias_of(last)
+    if centred and bias is not None:
+        total = fitting if held is None else fitting + held
+        mean_x, mean_y = total.means()
+        offset = mean_y - (weight.double() @ mean_x.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            bias.copy_(offset.flatten())
 
 
 def _start(layer: nn.Module, current: nn.Module) -> Tensor:
@@ -184,40 +199,28 @@ def _error(solution: Solution, held: Sums, centred: bool) -> float:
     return float(yy.sum() - 2 * (w * yx).sum() + ((w @ xx) * w).sum())
 
 
-class _ReachedError(Exception):
-    """The forward pass has reached the layer of interest."""
-
-
-def _collect(
-    dense: nn.Module, cuts: Sequence[CutNetwork], name: str, calibration: Iterable[Any], seed: int
-) -> list[tuple[Sums, Sums | None]]:
+def _collect(passes: Passes, name: str, seed: int) -> list[tuple[Sums, Sums | None]]:
     """Return for each cut the sums of one layer's inputs and dense outputs over the batches: to fit, and held out."""
-    layer = dense.get_submodule(name)
-    sums: list[list[Sums | None]] = [[None, None] for _ in cuts]
-    rank, ranks = rank_of()
-    # Both networks normalise by the batch: if nothing was removed, their inputs are equal and nothing changes.
-    with evaluating(dense), batch_statistics(dense):
-        for number, inputs in enumerate(calibration):
-            number = number * ranks + rank  # several processes hold out the same batches as a single one
-            with Decisions() as decided:
-                output = until(dense, layer, inputs, output=True)
-            if not output.numel():  # a head that is run on what was found, where nothing was
-                continue
-            positions = choose_positions(layer, output, torch.Generator().manual_seed((seed << 32) + number))
-            part = 1 if number % HELD_OUT == HELD_OUT - 1 else 0
-            for i, cut in enumerate(cuts):
-                # Rows of inputs and outputs belong together: those of a detector's head to the same boxes.
-                with evaluating(cut.model), batch_statistics(cut.model), Decisions(decided):
-                    layer_input = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
-                current = cut.model.get_submodule(name)
-                first_layer = current[0] if isinstance(current, nn.Sequential) else current
-                for x, y in samples(first_layer, layer_input, output, cut.rows.get(name), positions):
-                    if sums[i][part] is None:
-                        first = next((other for other in sums[i] if other is not None), None)  # the same shift for both
-                        shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
-                        sums[i][part] = Sums(*shifts)
-                    sums[i][part].add(x, y)  # type: ignore[union-attr]
-    if ranks > 1:
+    layer = passes.dense.get_submodule(name)
+    sums: list[list[Sums | None]] = [[None, None] for _ in passes.cuts]
+    for reached in passes.at(name):
+        output = reached.output
+        if not output.numel():  # a head that is run on what was found, where nothing was
+            continue
+        generator = torch.Generator().manual_seed((seed << 32) + reached.number)
+        positions = choose_positions(layer, output, generator)
+        # Several processes hold out the same batches as a single one.
+        part = 1 if reached.number % HELD_OUT == HELD_OUT - 1 else 0
+        for i, (cut, layer_input) in enumerate(zip(passes.cuts, reached.inputs, strict=True)):
+            current = cut.model.get_submodule(name)
+            first_layer = current[0] if isinstance(current, nn.Sequential) else current
+            for x, y in samples(first_layer, layer_input, output, cut.rows.get(name), positions):
+                if sums[i][part] is None:
+                    first = next((other for other in sums[i] if other is not None), None)  # the same shift for both
+                    shifts = (x.double().mean(-1), y.double().mean(-1)) if first is None else first.shifts
+                    sums[i][part] = Sums(*shifts)
+                sums[i][part].add(x, y)  # type: ignore[union-attr]
+    if rank_of()[1] > 1:
         for pair in sums:
             _share(pair)
     # Where all batches with inputs are of one part, nothing is held out.
@@ -242,35 +245,12 @@ def _share(pair: list[Sums | None]) -> None:
         pair[i] = moved if float(moved.count) else None
 
 
-def until(model: nn.Module, layer: nn.Module, inputs: Any, output: bool) -> Tensor:
-    """Return the input or output of one layer in a forward pass that stops there."""
-    caught: list[Tensor] = []
-
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        caught.append(first_input(args, kwargs))
-        raise _ReachedError
-
-    def after(_: nn.Module, __: Any, result: Tensor) -> None:
-        caught.append(result)
-        raise _ReachedError
-
-    handle = layer.register_forward_hook(after) if output else layer.register_forward_pre_hook(before, with_kwargs=True)
-    try:
-        run(model, inputs)
-    except _ReachedError:
-        pass
-    finally:
-        handle.remove()
-    if not caught:
-        raise ValueError(
-            "a calibration batch does not reach every layer, and such a layer cannot be refitted: use refit=False"
-        )
-    return caught[0]
-
-
 def best_rank(solution: Solution, rank: int) -> Tensor:
     """Return the argmin of the refit objective over weights of this rank: U U^T W, U the leading eigenvectors of W gram W^T."""
     w = solution.weight
+    if w.shape[-2] > w.shape[-1]:  # the eigenvectors lie in the range of W, which has fewer dimensions
+        basis, within = torch.linalg.qr(w)
+        return basis @ best_rank(replace(solution, weight=within), rank)
     _, vectors = torch.linalg.eigh(w @ solution.gram @ w.mT)
     U = vectors[..., -rank:]
     return U @ (U.mT @ w)
@@ -307,6 +287,17 @@ def on_support(solution: Solution, mask: Tensor, iterations: int = 200) -> Tenso
         direction = scaled + new / old.clamp(min=1e-300) * direction
         old = new
     return w
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Return x x^T; of a large one, only one of the two products that are transposed to each other is computed."""
+    half = x.shape[-2] // 2
+    if half < SMALLEST_HALF:
+        return x @ x.mT
+    first, last = x[..., :half, :], x[..., half:, :]
+    across = last @ first.mT
+    above = torch.cat([_gram(first), across.mT], dim=-1)
+    return torch.cat([above, torch.cat([across, _gram(last)], dim=-1)], dim=-2)
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (*args, *kwargs.values())[0]
 
 
-def call_on_copy(model: nn.Module, inputs: Any) -> Any:
+def call_on_copy(model: Callable[..., Any], inputs: Any) -> Any:
     """Run the model on a copy of the inputs, because a model may change them in place."""
     return call(model, cloned(inputs))
 
@@ -171,7 +171,7 @@ def cloned(inputs: Any) -> Any:
     return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, inputs)
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Run the model on the inputs themselves."""
     positional, by_name = arguments_of(inputs)
     return model(*positional, **by_name)
