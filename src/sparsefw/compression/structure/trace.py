@@ -19,6 +19,7 @@ from sparsefw.compression.structure.channels import (
     Mode,
     Side,
     Site,
+    explaining_errors,
     is_depthwise,
     is_frozen_norm,
     modes,
@@ -32,7 +33,6 @@ from sparsefw.compression.structure.layers import (
     call_on_copy,
     channel_axis,
     evaluating,
-    hint_at_labels,
     hooks,
     is_layer,
     may_be_of_channels,
@@ -42,21 +42,22 @@ from sparsefw.compression.structure.numbers import numbers_in
 from sparsefw.compression.structure.operations import RULES, unknown
 from sparsefw.compression.structure.ties import Axis, shared_axes
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
-from sparsefw.text import first_line
 
 LARGEST_TABLE = 65_536  # entries of a parameter outside of layers, each of which gets a label
 
 
-def find_channels(model: nn.Module, example: Any) -> list[Channels]:
-    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written."""
+def find_channels(model: nn.Module, example: Any, in_modes: Sequence[Mode] = ()) -> list[Channels]:
+    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written.
+
+    Args:
+        model: The network.
+        example: Its input.
+        in_modes: The modes in which it must run (channels.modes); none: they are found.
+    """
     trace = _Trace()
-    try:
-        for mode in modes(model, example):
+    for mode in in_modes or modes(model, example):
+        with explaining_errors(example):
             trace.run(model, example, mode)
-    except Exception as error:
-        line = first_line(error)
-        hint = hint_at_labels(example)
-        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
     found = [*trace.channels(), *_never_called(model, trace.called)]
     vars(trace).clear()  # it refers to itself, and would keep the model in memory until Python looks for such
     return found
