@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ _PLAIN = (Tensor, bool, int, float, str, type(None), torch.dtype)  # what no cal
 def module_around(channels: Channels, model: nn.Module) -> str:
     """Return the name of the innermost module that runs all sites of a set; the model's own is empty.
 
+    >>> from sparsefw.compression.structure.channels import Side, Site
     >>> blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     >>> sites = [Site(name, Side.OUT, ((0,), (1,))) for name in ("blocks.1.0", "blocks.1.1", "blocks.0.1")]
     >>> model = nn.Module()
@@ -28,14 +29,19 @@ def module_around(channels: Channels, model: nn.Module) -> str:
     >>> module_around(Channels(tuple(sites[:2]), (0, 0)), model), module_around(Channels(tuple(sites), (0, 0)), model)
     ('blocks.1', '')
     """
-    path = os.path.commonprefix([site.layer.split(".")[:-1] for site in channels.sites])
+    paths = [site.layer.split(".")[:-1] for site in channels.sites]
+    path = [parts[0] for parts in itertools.takewhile(_are_equal, zip(*paths, strict=False))]
     while path and isinstance(model.get_submodule(".".join(path)), (nn.ModuleList, nn.ModuleDict)):
         path = path[:-1]  # which are never called
     return ".".join(path)
 
 
+def _are_equal(names: Sequence[str]) -> bool:
+    return len(set(names)) == 1
+
+
 def first_inputs(model: nn.Module, example: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return what modules of these names are called with at first; those that are given anything but plain values are left out."""
+    """Return what modules of these names are first called with, without those that are given anything but plain values."""
     inputs: dict[str, Any] = {}
 
     def make(name: str, module: nn.Module) -> Sequence[Any]:
@@ -48,7 +54,9 @@ def first_inputs(model: nn.Module, example: Any, names: Collection[str]) -> dict
     if names:
         with evaluating(model), hooks(model, make):
             call_on_copy(model, example)
-    return {name: given for name, given in inputs.items() if all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(given))}
+    return {
+        name: given for name, given in inputs.items() if all(isinstance(leaf, _PLAIN) for leaf in tree_leaves(given))
+    }
 
 
 def edits_inside(edits: Iterable[Keep], name: str) -> list[Keep]:

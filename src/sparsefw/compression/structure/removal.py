@@ -16,6 +16,7 @@ from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, Site, modes
 from sparsefw.compression.structure.copies import copy_sharing_weights
+from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.parts import edits_inside, first_inputs, module_around, places_inside
 from sparsefw.compression.structure.repairs import repair
@@ -84,6 +85,16 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
     return _comparison(model, edits, example, layers_to_watch(model, example), readers=True).gap()[0]
 
 
+def is_clearly_silencing(model: nn.Module, edits: Sequence[Edit], example: Any) -> bool:
+    """Return whether removing channels equals silencing them in the model's own precision; if not, parity decides."""
+    comparison = _comparison(model, edits, example, (), readers=True)
+    try:
+        is_same = comparison.is_same()
+    except Exception:  # which parity shows
+        return False
+    return is_same and not comparison.lead().decisions.made
+
+
 def _comparison(
     model: nn.Module,
     edits: Sequence[Edit],
@@ -116,9 +127,10 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving. What repairs them is tried
     (repairs.py); the others get an obstacle.
     """
-    in_modes = modes(model, example)
+    with Decisions() as decisions:
+        in_modes = modes(model, example)
     sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example, in_modes)]
-    watched = layers_to_watch(model, example, sets)
+    watched = layers_to_watch(model, example, sets) if decisions.made else None
     trial = Trial(with_varied_parameters(model), with_varied_values(example), in_modes, watched)
     layers_only = [_without_numbers(channels) for channels in sets]
     if layers_only != sets and trial.problem(_removable(layers_only), briefly=True) is None:
@@ -225,7 +237,8 @@ class Trial:
     def alone(self, sets: Sequence[Channels]) -> Verdicts[Channels]:
         """Try every set by itself, in the module around it, on what this is called with in the whole network.
 
-        What passes in one block is taken to pass in the blocks like it; the trial of all together shows whether it does. What does not run there does not run in the network. What computes something else there may be of no use behind it.
+        What does not run there does not run in the network. What differs there may make no difference behind it, and what
+        passes in one block is taken to pass in the blocks like it: trials of the network decide on these.
         """
         names = {channels: module_around(channels, self.model) for channels in sets}
         inputs = first_inputs(self.model, self.example, set(names.values()) - {""})

@@ -42,7 +42,9 @@ def repair(
         for together in (as_wide, others) if as_wide else (others,):
             form = in_blocks(stream, together) if together and stream not in repaired else None
             forms = [] if form is None else [form, _with_checked_numbers(form, model), _with_numbers(form, model)]
-            fitting = next((form for form in forms if form is not None and trial.problem([form], briefly=True) is None), None)
+            fitting = next(
+                (form for form in forms if form is not None and trial.problem([form], briefly=True) is None), None
+            )
             if fitting is not None:
                 repaired |= {stream: fitting, **dict.fromkeys(together, None)}
     for change in (_silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):

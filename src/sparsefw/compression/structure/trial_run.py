@@ -66,9 +66,7 @@ def trial_run(
     return TrialRun(outputs, decisions, noted)
 
 
-def layers_to_watch(
-    model: nn.Module, example: Any, sets: Sequence[Channels] | None = None
-) -> frozenset[str] | None:
+def layers_to_watch(model: nn.Module, example: Any, sets: Sequence[Channels] | None = None) -> frozenset[str] | None:
     """Return the layers that no other layer reads, of a network that makes decisions; None of one that makes none.
 
     Of what they compute, decisions may leave nothing to compare: where no candidate is good enough, no box is put out.

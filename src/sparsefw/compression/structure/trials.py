@@ -141,6 +141,10 @@ class Comparison:
         except Exception:  # a model with a fixed precision, or a device without float64
             return self._gap(False), False
 
+    def is_same(self) -> bool:
+        """Return whether their own precision shows that they compute the same."""
+        return not self.is_coarse and self._gap(False) < SAME
+
     def differs(self, briefly: bool = False) -> bool:
         """Return whether they compute something else.
 
