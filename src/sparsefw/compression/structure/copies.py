@@ -97,14 +97,14 @@ def _value(value: Any, ready: dict[int, Any]) -> Any:
     if id(value) in ready:
         return ready[id(value)]
     if kind in (dict, OrderedDict) and _ATOMS.issuperset(map(type, value)):
-        new = ready[id(value)] = kind()
-        for key, entry in value.items():
-            new[key] = _value(entry, ready)
-        return new
+        mapping = ready[id(value)] = kind()
+        mapping.update((key, _value(entry, ready)) for key, entry in value.items())
+        return mapping
     if kind is list:
-        new = ready[id(value)] = []
-        new.extend(_value(entry, ready) for entry in value)
-        return new
+        entries: list[Any] = []
+        ready[id(value)] = entries
+        entries.extend(_value(entry, ready) for entry in value)
+        return entries
     if kind in (set, tuple) and _ATOMS.issuperset(map(type, value)):
         return ready.setdefault(id(value), kind(value))
     return copy.deepcopy(value, ready)

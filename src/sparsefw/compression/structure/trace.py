@@ -333,7 +333,9 @@ class _Trace:
         for (_, reason, is_heads), members in sets.items():
             slots = position[np.stack(members)]
             places = place[members[0]]
-            of_set = [Site(*sites[i], tuple(map(tuple, slots[:, places == i].tolist()))) for i in np.unique(places)]
+            of_set = [
+                Site(*sites[int(i)], slots=tuple(map(tuple, slots[:, places == i].tolist()))) for i in np.unique(places)
+            ]
             channels.append(self._set(of_set, reason, is_heads))
         labels = [[int(classes[entries[0]]) for entries in members] for members in sets.values()]
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]

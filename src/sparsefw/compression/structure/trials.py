@@ -58,7 +58,7 @@ def offenders(
     if reason is None:
         return {}
     if alone is None or len(candidates) == 1:
-        search = _Search(problem, [])
+        search: _Search[T] = _Search(problem, [])
         search.blame(candidates, reason)
         return search.reasons
     return _offenders_beside(alone(candidates), candidates, problem)
