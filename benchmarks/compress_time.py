@@ -6,8 +6,8 @@ The networks are those of the tests' zoo, and by name those of foreign_networks.
 
 The seconds are those of one CPU core, which other processes on the machine lengthen little. The peak is what compress takes
 beside the network itself, as a multiple of its weights; activations are in it, so that it says something of large networks only:
-`large` are two of 100 million weights. With --source, the package is imported from that folder, such as that of another version. With --before,
-every network is measured with the package of that folder too, right before, and the ratios are written down.
+`large` are two of 100 million weights. With --source, the package is imported from that folder, such as that of another version.
+With --before, every network is measured with the package of that folder too, right before, and the ratios are written down.
 """
 
 from __future__ import annotations
