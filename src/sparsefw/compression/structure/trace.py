@@ -329,13 +329,12 @@ class _Trace:
             key = place[entries].tobytes(), self.labels.reason(label), label in heads
             sets.setdefault(key, []).append(entries)
         sites = list(noted)
+        single = [(i,) for i in range(int(position.max(initial=0)) + 1)]
         channels = []
         for (_, reason, is_heads), members in sets.items():
             slots = position[np.stack(members)]
             places = place[members[0]]
-            of_set = [
-                Site(*sites[int(i)], slots=tuple(map(tuple, slots[:, places == i].tolist()))) for i in np.unique(places)
-            ]
+            of_set = [Site(*sites[int(i)], slots=_slots(slots[:, places == i], single)) for i in np.unique(places)]
             channels.append(self._set(of_set, reason, is_heads))
         labels = [[int(classes[entries[0]]) for entries in members] for members in sets.values()]
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
@@ -363,6 +362,13 @@ def _entries_by_class(classes: Array) -> list[Array]:
     order = order[classes[order] != NEUTRAL]
     bounds = np.flatnonzero(np.diff(classes[order])) + 1
     return sorted(np.split(order, bounds), key=lambda entries: int(entries[0])) if len(order) else []
+
+
+def _slots(positions: Array, single: Sequence[tuple[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return a row of positions per channel as tuples; those of one position are taken from these, so that there are few."""
+    if positions.shape[1] == 1:
+        return tuple(single[i] for i in positions[:, 0].tolist())
+    return tuple(map(tuple, positions.tolist()))
 
 
 def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
