@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
@@ -80,7 +79,8 @@ def _copy(model: nn.Module, ready: dict[int, Any]) -> nn.Module:
     everything = _modules_of(model)
     buffers = [b for module in everything for b in module._buffers.values()]
     ready |= {id(b): b.clone() for b in buffers if type(b) is Tensor and not b.requires_grad}
-    modules = [module for module in everything if _is_plain(type(module))]
+    plain = {kind: _is_plain(kind) for kind in {type(module) for module in everything}}
+    modules = [module for module in everything if plain[type(module)]]
     ready |= {id(module): object.__new__(type(module)) for module in modules}
     for module in modules:
         state = vars(ready[id(module)])
@@ -110,7 +110,6 @@ def _value(value: Any, ready: dict[int, Any]) -> Any:
     return copy.deepcopy(value, ready)
 
 
-@functools.cache
 def _is_plain(kind: type[nn.Module]) -> bool:
     """Return whether the modules of a class are copied by copying their attributes."""
     if hasattr(kind, "__deepcopy__") or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
