@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw.compression.reasons import Cause, because
-from sparsefw.compression.structure.trials import Comparison, offenders, with_varied_values
+from sparsefw.compression.structure.trials import Comparison, Verdicts, offenders, with_varied_values
 
 REASON = because(Cause.DIFFERS_AS_TWO)
 
@@ -28,6 +28,44 @@ def test_of_what_fails_only_together_the_first_is_fine():
         return REASON if {1, 2} <= set(some) else None
 
     assert offenders([0, 1, 2, 3], problem) == {2: REASON}
+
+
+def test_trials_of_single_candidates_save_trials_and_decide_nothing_that_they_do_not_know():
+    tried = []
+
+    def problem(some, briefly=False):
+        tried.append(list(some))
+        return REASON if {3, 9, 12} & set(some) else None
+
+    def alone(some):
+        assert list(some) == list(range(16))
+        return Verdicts(failed={3: REASON}, doubted={4, 9}, unknown={0, 12})
+
+    assert offenders(list(range(16)), problem, alone) == dict.fromkeys((3, 9, 12), REASON)
+    assert (
+        len(tried) == 8
+    )  # all, the likely ones, the unknown three times, one of them beside those before it, the doubted
+    assert not any(3 in some for some in tried[1:])
+
+
+def test_a_candidate_that_looks_fine_alone_is_found_among_the_others_and_only_it_is_left():
+    def problem(some, briefly=False):
+        return REASON if 5 in some else None
+
+    def alone(some):
+        return Verdicts(failed={}, doubted=set(), unknown=set())
+
+    assert offenders(list(range(16)), problem, alone) == {5: REASON}
+
+
+def test_trials_of_single_candidates_do_not_change_which_of_two_that_fail_together_is_fine():
+    def problem(some, briefly=False):
+        return REASON if {1, 2} <= set(some) or 3 in some else None
+
+    def alone(some):
+        return Verdicts(failed={3: REASON}, doubted=set(), unknown={1})
+
+    assert offenders([0, 1, 2, 3], problem, alone) == {2: REASON, 3: REASON}
 
 
 def test_equal_networks_are_equal_beyond_float32():

@@ -27,11 +27,16 @@ def check_model(model: nn.Module) -> None:
             raise ValueError(f"{name} belongs to a lazy layer that has not seen an input: run the model once before")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the device meta and has no values: load weights before")
-    broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not bool(p.isfinite().all())]
+    broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not _is_finite(p)]
     # Buffers may hold -inf on purpose: masks of attention.
     broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
     if broken:
         raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether all entries are finite: a finite sum has finite terms only, and takes no memory."""
+    return bool(tensor.detach().sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _is_quantised(module: nn.Module) -> bool:

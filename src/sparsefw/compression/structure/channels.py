@@ -16,8 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from sparsefw.compression.reasons import Reason
 from sparsefw.compression.structure.counted_norms import norm_form
-from sparsefw.compression.structure.layers import AnyConv, call_on_copy, evaluating, forward_order, is_layer
+from sparsefw.compression.structure.layers import (
+    AnyConv,
+    call_on_copy,
+    evaluating,
+    forward_order,
+    hint_at_labels,
+    is_layer,
+)
 from sparsefw.layer_types import BATCH_NORMS
+from sparsefw.text import first_line
 
 MIXING_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 SEPARATE_NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -100,7 +108,8 @@ def modes(model: nn.Module, example: Any) -> list[Mode]:
 
     Auxiliary classifiers read channels that the rest of the network reads too; overlooked, they would not fit afterwards.
     """
-    called = set(forward_order(model, example))
+    with explaining_errors(example):
+        called = set(forward_order(model, example))
     if all(name in called for name, module in model.named_modules() if is_layer(module)):
         return [evaluating]
     trial = copy.deepcopy(model)
@@ -110,6 +119,16 @@ def modes(model: nn.Module, example: Any) -> list[Mode]:
     except Exception:  # such as a model that needs targets in training
         return [evaluating]
     return [evaluating, as_in_training]
+
+
+@contextlib.contextmanager
+def explaining_errors(example: Any) -> Iterator[None]:
+    """Say in one line, as a ValueError, that a model does not run on the example."""
+    try:
+        yield
+    except Exception as error:
+        line = f"{type(error).__name__}: {first_line(error)}{hint_at_labels(example)}"
+        raise ValueError(f"the model does not run on the example: {line}") from error
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,12 +16,16 @@ from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, Site, modes
 from sparsefw.compression.structure.copies import copy_sharing_weights
+from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import call_on_copy
+from sparsefw.compression.structure.parts import edits_inside, first_inputs, module_around, places_inside
 from sparsefw.compression.structure.repairs import repair
 from sparsefw.compression.structure.trace import find_channels
-from sparsefw.compression.structure.trial_run import layers_to_watch
+from sparsefw.compression.structure.trial_run import TrialRun, layers_to_watch
 from sparsefw.compression.structure.trials import (
     Comparison,
+    Verdicts,
+    is_coarse,
     offenders,
     with_varied_parameters,
     with_varied_values,
@@ -81,13 +85,31 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
     return _comparison(model, edits, example, layers_to_watch(model, example), readers=True).gap()[0]
 
 
+def is_clearly_silencing(model: nn.Module, edits: Sequence[Edit], example: Any) -> bool:
+    """Return whether removing channels equals silencing them in the model's own precision; if not, parity decides."""
+    comparison = _comparison(model, edits, example, (), readers=True)
+    try:
+        is_same = comparison.is_same()
+    except Exception:  # which parity shows
+        return False
+    return is_same and not comparison.lead().decisions.made
+
+
 def _comparison(
-    model: nn.Module, edits: Sequence[Edit], example: Any, watched: Collection[str], readers: bool
+    model: nn.Module,
+    edits: Sequence[Edit],
+    example: Any,
+    watched: Collection[str] | None,
+    readers: bool,
+    known: dict[bool, TrialRun] | None = None,
 ) -> Comparison:
-    """Return the network with these channels silent beside the one without them."""
+    """Return the network with these channels silent, of which runs may be known, beside the one without them."""
     shrunk = {edit.layer for edit in edits if isinstance(edit, Keep) and edit.side == Side.OUT}
-    whole = frozenset(watched) - shrunk
-    return Comparison(lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example, whole)
+    whole = None if watched is None else frozenset(watched) - shrunk
+    runs = {} if known is None else known
+    return Comparison(
+        lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example, whole, is_coarse(model), runs
+    )
 
 
 def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool) -> nn.Module:
@@ -105,12 +127,17 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
     number of channels, an activation that does not map 0 to 0. Sets that fail are found by halving. What repairs them is tried
     (repairs.py); the others get an obstacle.
     """
-    sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example)]
-    watched = layers_to_watch(model, example, sets)
-    trial = Trial(with_varied_parameters(model), with_varied_values(example), modes(model, example), watched)
-    candidates = [channels for channels in sets if channels.obstacle is None]
-    failed = offenders(candidates, trial.problem)
-    repaired = repair(trial.problem, model, [c for c in candidates if c not in failed], list(failed))
+    with Decisions() as decisions:
+        in_modes = modes(model, example)
+    sets = [_unless_single(with_groups(channels, model)) for channels in find_channels(model, example, in_modes)]
+    watched = layers_to_watch(model, example, sets) if decisions.made else None
+    trial = Trial(with_varied_parameters(model), with_varied_values(example), in_modes, watched)
+    layers_only = [_without_numbers(channels) for channels in sets]
+    if layers_only != sets and trial.problem(_removable(layers_only), briefly=True) is None:
+        return layers_only
+    candidates = _removable(sets)
+    failed = trial.offenders(candidates)
+    repaired = repair(trial, model, [c for c in candidates if c not in failed], list(failed))
     result = []
     for channels in sets:
         form = repaired.get(channels, channels)
@@ -118,6 +145,10 @@ def removable_channels(model: nn.Module, example: Any) -> list[Channels]:
             form = replace(channels, obstacle=failed[channels])
         result += [] if form is None else [form]
     return _with_needed_numbers(result, trial)
+
+
+def _removable(sets: Sequence[Channels]) -> list[Channels]:
+    return [channels for channels in sets if channels.obstacle is None]
 
 
 def _with_needed_numbers(sets: Sequence[Channels], trial: Trial) -> list[Channels]:
@@ -128,14 +159,15 @@ def _with_needed_numbers(sets: Sequence[Channels], trial: Trial) -> list[Channel
     needed = list(sets)
     names = [_attribute(site) for channels in sets for site in channels.sites if site.side == Side.COUNT]
     for name in dict.fromkeys(names):
-        fewer = [_without_number(channels, name) for channels in needed]
-        if trial.problem([channels for channels in fewer if channels.obstacle is None], briefly=True) is None:
+        fewer = [_without_numbers(channels, name) for channels in needed]
+        if trial.problem(_removable(fewer), briefly=True) is None:
             needed = fewer
     return needed
 
 
-def _without_number(channels: Channels, name: str) -> Channels:
-    sites = tuple(site for site in channels.sites if site.side != Side.COUNT or _attribute(site) != name)
+def _without_numbers(channels: Channels, name: str | None = None) -> Channels:
+    """Return a set without the numbers of modules that have this name; None: any name."""
+    sites = tuple(s for s in channels.sites if s.side != Side.COUNT or (name is not None and _attribute(s) != name))
     return channels if len(sites) == len(channels.sites) else replace(channels, sites=sites)
 
 
@@ -163,20 +195,84 @@ class Trial:
     model: nn.Module
     example: Any
     modes: Sequence[Mode]
-    watched: Collection[str] = ()
+    watched: Collection[str] | None = None
+    _known: dict[Any, dict[bool, TrialRun]] = field(default_factory=dict)
+
+    def offenders(self, sets: Sequence[Channels]) -> dict[Channels, Reason]:
+        """Return the sets of which no channels can be removed beside those of the others, each with the reason."""
+        return offenders(sets, self.problem, self.alone)
 
     def problem(self, sets: Sequence[Channels], /, briefly: bool = False) -> Reason | None:
         """Return what goes wrong when some of the channels of these sets are removed; None if it equals silencing them."""
         readers = any(channels.leaves_constant for channels in sets)
         for draw in range(_DRAWS):
             edits = removal_edits(self.model, {channels: _some(channels, draw) for channels in sets})
+            known = self._runs_with_silent(edits, readers)
             try:
-                differs = _comparison(self.model, edits, self.example, self.watched, readers).differs(briefly)
+                differs = _comparison(self.model, edits, self.example, self.watched, readers, known).differs(briefly)
                 for mode in self.modes[1:]:
                     small = cut(self.model, edits)
                     with mode(small):
                         call_on_copy(small, self.example)
             except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
+                return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
+            if differs:
+                return because(Cause.REMOVAL_DIFFERS)
+        return None
+
+    def _runs_with_silent(self, edits: Sequence[Keep], readers: bool) -> dict[bool, TrialRun]:
+        """Return the known runs of the network in which these channels are silent, whatever numbers of modules say.
+
+        Those of the last two draws are kept, and none of a network that makes decisions: it notes what it decides by.
+        """
+        if self.watched is not None:
+            return {}
+        key = (readers, *(edit for edit in edits if edit.side != Side.COUNT))
+        known = self._known.pop(key, {})
+        while len(self._known) >= _DRAWS:
+            self._known.pop(next(iter(self._known)))
+        self._known[key] = known
+        return known
+
+    def alone(self, sets: Sequence[Channels]) -> Verdicts[Channels]:
+        """Try every set by itself, in the module around it, on what this is called with in the whole network.
+
+        What does not run there does not run in the network. What differs there may make no difference behind it, and what
+        passes in one block is taken to pass in the blocks like it: trials of the network decide on these.
+        """
+        names = {channels: module_around(channels, self.model) for channels in sets}
+        inputs = first_inputs(self.model, self.example, set(names.values()) - {""})
+        failed: dict[Channels, Reason] = {}
+        doubted = set()
+        seen: dict[Any, bool] = {}  # whether sets at these places, as in blocks that repeat, are doubted
+        for channels, name in names.items():
+            if name not in inputs:
+                continue
+            places = places_inside(channels, name, self.model)
+            if places not in seen:
+                reason = self._problem_in(name, inputs[name], channels)
+                if reason is not None and reason.cause is Cause.FAILS_WITH_FEWER:
+                    failed[channels] = reason
+                    continue
+                seen[places] = reason is not None
+            if seen[places]:
+                doubted.add(channels)
+        return Verdicts(failed, doubted, {channels for channels, name in names.items() if name not in inputs})
+
+    def _problem_in(self, name: str, inputs: Any, channels: Channels) -> Reason | None:
+        """Return what goes wrong in a module, run by itself on these inputs, when some channels of a set are removed."""
+        part = self.model.get_submodule(name)
+        watched = None if self.watched is None else ()
+        for draw in range(_DRAWS):
+            edits = edits_inside(removal_edits(self.model, {channels: _some(channels, draw)}), name)
+            comparison = _comparison(part, edits, inputs, watched, channels.leaves_constant)
+            try:
+                differs = comparison.differs(briefly=True)
+            except Exception as error:
+                try:
+                    comparison.lead()
+                except Exception:  # the module does not run by itself
+                    return because(Cause.REMOVAL_DIFFERS)
                 return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
             if differs:
                 return because(Cause.REMOVAL_DIFFERS)

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from torch import nn
 
+from sparsefw.compression.reasons import Reason
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
-from sparsefw.compression.structure.trials import Problem, offenders
+from sparsefw.compression.structure.trials import Problem
+
+
+class Trials(Protocol):
+    """Tries to remove channels of some sets together, and finds those of which none can be removed."""
+
+    @property
+    def problem(self) -> Problem[Channels]: ...
+
+    def offenders(self, sets: Sequence[Channels]) -> Mapping[Channels, Reason]: ...
 
 
 def repair(
-    problem: Problem[Channels], model: nn.Module, passed: Sequence[Channels], failed: Sequence[Channels]
+    trial: Trials, model: nn.Module, passed: Sequence[Channels], failed: Sequence[Channels]
 ) -> dict[Channels, Channels | None]:
     """Return another form of sets that failed with which they pass; None for a set that became part of another.
 
     Args:
-        problem: Tries to remove channels of all of these sets, and returns what goes wrong.
+        trial: Tries to remove channels.
         model: The network.
         passed: The sets that can be removed as they are.
         failed: Those that cannot.
@@ -31,17 +42,19 @@ def repair(
         for together in (as_wide, others) if as_wide else (others,):
             form = in_blocks(stream, together) if together and stream not in repaired else None
             forms = [] if form is None else [form, _with_checked_numbers(form, model), _with_numbers(form, model)]
-            fitting = next((form for form in forms if form is not None and problem([form]) is None), None)
+            fitting = next(
+                (form for form in forms if form is not None and trial.problem([form], briefly=True) is None), None
+            )
             if fitting is not None:
                 repaired |= {stream: fitting, **dict.fromkeys(together, None)}
     for change in (_silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
         by_set = {channels: change(channels, model) for channels in failed if channels not in repaired}
         changed = {channels: form for channels, form in by_set.items() if form is not None}
-        still = offenders(list(changed.values()), problem)
+        still = trial.offenders(list(changed.values()))
         repaired |= {channels: form for channels, form in changed.items() if form not in still}
     # They passed without the others: they must pass together, too.
     changed_sets = [form for form in repaired.values() if form is not None]
-    return repaired if changed_sets and problem([*passed, *changed_sets]) is None else {}
+    return repaired if changed_sets and trial.problem([*passed, *changed_sets]) is None else {}
 
 
 def _goes_with(channels: Channels, stream: Channels) -> bool:

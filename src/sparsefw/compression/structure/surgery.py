@@ -168,8 +168,11 @@ def zero_inputs(layer: nn.Module, inputs: Sequence[int]) -> None:
             weight[list(inputs)] = 0
             return
         by_group = weight.view(groups, -1, *weight.shape[1:])
+        places: dict[int, list[int]] = {}
         for i in inputs:
-            by_group[i // weight.shape[1], :, i % weight.shape[1]] = 0
+            places.setdefault(i // weight.shape[1], []).append(i % weight.shape[1])
+        for group, within in places.items():
+            by_group[group].index_fill_(1, torch.as_tensor(within, device=weight.device), 0)
 
 
 def zero_filters(layer: nn.Module, removed: Sequence[int]) -> None:

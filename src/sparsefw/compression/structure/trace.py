@@ -19,6 +19,7 @@ from sparsefw.compression.structure.channels import (
     Mode,
     Side,
     Site,
+    explaining_errors,
     is_depthwise,
     is_frozen_norm,
     modes,
@@ -32,7 +33,6 @@ from sparsefw.compression.structure.layers import (
     call_on_copy,
     channel_axis,
     evaluating,
-    hint_at_labels,
     hooks,
     is_layer,
     may_be_of_channels,
@@ -42,21 +42,22 @@ from sparsefw.compression.structure.numbers import numbers_in
 from sparsefw.compression.structure.operations import RULES, unknown
 from sparsefw.compression.structure.ties import Axis, shared_axes
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
-from sparsefw.text import first_line
 
 LARGEST_TABLE = 65_536  # entries of a parameter outside of layers, each of which gets a label
 
 
-def find_channels(model: nn.Module, example: Any) -> list[Channels]:
-    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written."""
+def find_channels(model: nn.Module, example: Any, in_modes: Sequence[Mode] = ()) -> list[Channels]:
+    """Return all sets of channels of the model, with and without an obstacle, in the order in which they are written.
+
+    Args:
+        model: The network.
+        example: Its input.
+        in_modes: The modes in which it must run (channels.modes); none: they are found.
+    """
     trace = _Trace()
-    try:
-        for mode in modes(model, example):
+    for mode in in_modes or modes(model, example):
+        with explaining_errors(example):
             trace.run(model, example, mode)
-    except Exception as error:
-        line = first_line(error)
-        hint = hint_at_labels(example)
-        raise ValueError(f"the model does not run on the example: {type(error).__name__}: {line}{hint}") from error
     found = [*trace.channels(), *_never_called(model, trace.called)]
     vars(trace).clear()  # it refers to itself, and would keep the model in memory until Python looks for such
     return found
@@ -316,26 +317,28 @@ class _Trace:
         self._judge_tables()
         self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
         self.tracer.judge_grids()
-        noted = [*self.noted.items(), *self._counted_numbers().items()]
-        sites = [
-            site for site, _ in noted
-        ]  # below, a site is its place in here: a number is hashed a million times in no time
-        positions: dict[int, dict[int, list[int]]] = {}
-        for place, (_, labels) in enumerate(noted):
-            for position, label in enumerate(self.labels.classes(labels).tolist()):
-                if label != NEUTRAL:
-                    positions.setdefault(label, {}).setdefault(place, []).append(position)
+        noted = self.noted | self._counted_numbers()
+        of_noted = [self.labels.classes(labels).ravel() for labels in noted.values()]
+        classes = np.concatenate([np.empty(0, dtype=np.int64), *of_noted])
+        place = np.repeat(np.arange(len(noted)), [len(line) for line in of_noted])
+        position = np.concatenate([np.empty(0, dtype=np.int64), *(np.arange(len(line)) for line in of_noted)])
         heads = {int(label) for line in self.tracer.heads for label in np.unique(self.labels.classes(line))}
-        sets: dict[tuple[Any, ...], list[int]] = {}
-        for label, at in positions.items():
-            key = (*at, *map(len, at.values()), self.labels.reason(label), label in heads)
-            sets.setdefault(key, []).append(label)
-        channels = [
-            self._set(sites, [positions[label] for label in members], reason, is_heads)
-            for (*_, reason, is_heads), members in sets.items()
-        ]
+        sets: dict[tuple[bytes, Reason | None, bool], list[Array]] = {}
+        for entries in _entries_by_class(classes):
+            label = int(classes[entries[0]])
+            key = place[entries].tobytes(), self.labels.reason(label), label in heads
+            sets.setdefault(key, []).append(entries)
+        sites = list(noted)
+        single = [(i,) for i in range(int(position.max(initial=0)) + 1)]
+        channels = []
+        for (_, reason, is_heads), members in sets.items():
+            slots = position[np.stack(members)]
+            places = place[members[0]]
+            of_set = [Site(*sites[int(i)], slots=_slots(slots[:, places == i], single)) for i in np.unique(places)]
+            channels.append(self._set(of_set, reason, is_heads))
+        labels = [[int(classes[entries[0]]) for entries in members] for members in sets.values()]
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
-        return joined(channels, list(sets.values()), parts)
+        return joined(channels, labels, parts)
 
     def _counted_numbers(self) -> dict[tuple[str, Side], Array]:
         """Map the numbers of modules to the classes at the positions that they count; the first use of a number decides."""
@@ -346,18 +349,26 @@ class _Trace:
                 counted.setdefault((f"{number.module}.{number.attribute}".lstrip("."), Side.COUNT), np.array(classes))
         return counted
 
-    def _set(
-        self,
-        all_sites: Sequence[tuple[str, Side]],
-        members: Sequence[dict[int, list[int]]],
-        reason: Reason | None,
-        is_heads: bool,
-    ) -> Channels:
-        sites = tuple(Site(*all_sites[place], tuple(tuple(at[place]) for at in members)) for place in members[0])
+    def _set(self, sites: Sequence[Site], reason: Reason | None, is_heads: bool) -> Channels:
         buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
             reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
-        return Channels(sites, (0,) * len(members), reason, is_heads)
+        return Channels(tuple(sites), (0,) * len(sites[0].slots), reason, is_heads)
+
+
+def _entries_by_class(classes: Array) -> list[Array]:
+    """Return where each class of labels is, in the order of the first places; what is neutral is left out."""
+    order = np.argsort(classes, kind="stable")
+    order = order[classes[order] != NEUTRAL]
+    bounds = np.flatnonzero(np.diff(classes[order])) + 1
+    return sorted(np.split(order, bounds), key=lambda entries: int(entries[0])) if len(order) else []
+
+
+def _slots(positions: Array, single: Sequence[tuple[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return a row of positions per channel as tuples; those of one position are taken from these, so that there are few."""
+    if positions.shape[1] == 1:
+        return tuple(single[i] for i in positions[:, 0].tolist())
+    return tuple(map(tuple, positions.tolist()))
 
 
 def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:

@@ -39,7 +39,7 @@ class TrialRun:
 
 
 def trial_run(
-    model: nn.Module, example: Any, leader: TrialRun | None = None, watched: Collection[str] = ()
+    model: nn.Module, example: Any, leader: TrialRun | None = None, watched: Collection[str] | None = ()
 ) -> TrialRun:
     """Run a network in evaluation mode.
 
@@ -47,7 +47,7 @@ def trial_run(
         model: The network.
         example: Its input.
         leader: A run whose decisions it follows; None: it decides by itself.
-        watched: The names of layers whose outputs are noted.
+        watched: The names of layers whose outputs are noted; None: the network makes no decisions.
     """
     noted: list[Tensor] = []
 
@@ -55,16 +55,19 @@ def trial_run(
         noted.append(output.detach().clone())
 
     def watch(name: str, module: nn.Module) -> Sequence[Any]:
-        return (module.register_forward_hook(note),) if name in watched else ()
+        return (module.register_forward_hook(note),) if name in (watched or ()) else ()
 
     decisions = Decisions(None if leader is None else leader.decisions)
-    with evaluating(model), hooks(model, watch), decisions:
-        outputs = call_on_copy(model, example)
+    with evaluating(model):
+        if watched is None:
+            return TrialRun(call_on_copy(model, example), decisions)
+        with hooks(model, watch), decisions:
+            outputs = call_on_copy(model, example)
     return TrialRun(outputs, decisions, noted)
 
 
-def layers_to_watch(model: nn.Module, example: Any, sets: Sequence[Channels] | None = None) -> frozenset[str]:
-    """Return the layers that no other layer reads, of a network that makes decisions; none of one that makes none.
+def layers_to_watch(model: nn.Module, example: Any, sets: Sequence[Channels] | None = None) -> frozenset[str] | None:
+    """Return the layers that no other layer reads, of a network that makes decisions; None of one that makes none.
 
     Of what they compute, decisions may leave nothing to compare: where no candidate is good enough, no box is put out.
 
@@ -74,7 +77,7 @@ def layers_to_watch(model: nn.Module, example: Any, sets: Sequence[Channels] | N
         sets: The sets of channels of the network; None: they are found.
     """
     if not trial_run(model, example).decisions.made:
-        return frozenset()
+        return None
     found = find_channels(model, example) if sets is None else sets
     written = {site.layer for channels in found for site in channels.sites if site.side == Side.OUT}
     read = {site.layer for channels in found if channels.readers for site in channels.sites if site.side == Side.OUT}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,25 +31,85 @@ class Problem(Protocol[T_contra]):
     def __call__(self, candidates: Sequence[T_contra], /, briefly: bool = False) -> Reason | None: ...
 
 
-def offenders(candidates: Sequence[T], problem: Problem[T]) -> dict[T, Reason]:
-    """Return the candidates that cannot be changed, each with the reason, by halving; the others were tried together."""
-    reasons: dict[T, Reason] = {}
-    fine: list[T] = []
+class Verdicts(NamedTuple, Generic[T]):
+    """What trials of single candidates show.
 
-    def search(some: Sequence[T]) -> None:
+    failed    those that cannot be changed, each with the reason
+    doubted   those that look as if they could not
+    unknown   those that cannot be tried by themselves
+    """
+
+    failed: Mapping[T, Reason]
+    doubted: Collection[T]
+    unknown: Collection[T]
+
+
+def offenders(
+    candidates: Sequence[T], problem: Problem[T], alone: Callable[[Sequence[T]], Verdicts[T]] | None = None
+) -> dict[T, Reason]:
+    """Return the candidates that cannot be changed, each with the reason, by halving; the others were tried together.
+
+    Args:
+        candidates: What may be changed, in order: of those that fail only together, the first is fine.
+        problem: Tries to change some together.
+        alone: Tries each by itself, in less time; it is asked if not all can be changed together.
+    """
+    reason = problem(candidates, briefly=len(candidates) > 1) if candidates else None
+    if reason is None:
+        return {}
+    if alone is None or len(candidates) == 1:
+        search: _Search[T] = _Search(problem, [])
+        search.blame(candidates, reason)
+        return search.reasons
+    return _offenders_beside(alone(candidates), candidates, problem)
+
+
+def _offenders_beside(verdicts: Verdicts[T], candidates: Sequence[T], problem: Problem[T]) -> dict[T, Reason]:
+    """Return the candidates that cannot be changed, where trials of single ones show of most whether they can."""
+    rest = [c for c in candidates if c not in verdicts.failed]
+    doubted = [c for c in rest if c in verdicts.doubted]
+    unknown = [c for c in rest if c in verdicts.unknown]
+    likely = [c for c in rest if c not in verdicts.doubted and c not in verdicts.unknown]
+    search = _Search(problem, likely)
+    if not likely or problem(likely, briefly=True) is None:
+        search.among(unknown)
+        for candidate in doubted:
+            search.among([candidate], briefly=True)
+        fine = set(search.fine)
+        before = [(c, [f for f in rest[: rest.index(c)] if f in fine]) for c in unknown if c in search.reasons]
+        # Beside fewer of them, one may be fine: then the order decides.
+        if all(len(some) == len(fine) or problem([*some, c], briefly=True) for c, some in before):
+            return {**verdicts.failed, **search.reasons}
+    search = _Search(problem, [])
+    search.among(rest)
+    return {**verdicts.failed, **search.reasons}
+
+
+class _Search(Generic[T]):
+    """The candidates that were found to be fine together, and those that are not fine beside them, with the reasons."""
+
+    def __init__(self, problem: Problem[T], fine: Sequence[T]) -> None:
+        self.problem = problem
+        self.fine = list(fine)
+        self.reasons: dict[T, Reason] = {}
+
+    def among(self, some: Sequence[T], briefly: bool = False) -> None:
+        """Try these beside those that are fine."""
         if not some:
             return
-        reason = problem([*fine, *some], briefly=len(some) > 1)
+        reason = self.problem([*self.fine, *some], briefly=briefly or len(some) > 1)
         if reason is None:
-            fine.extend(some)
-        elif len(some) == 1:
-            reasons[some[0]] = reason
+            self.fine.extend(some)
         else:
-            search(some[: len(some) // 2])
-            search(some[len(some) // 2 :])
+            self.blame(some, reason)
 
-    search(candidates)
-    return reasons
+    def blame(self, some: Sequence[T], reason: Reason) -> None:
+        """Find those of these that are not fine; this is the reason if it is a single one."""
+        if len(some) == 1:
+            self.reasons[some[0]] = reason
+            return
+        self.among(some[: len(some) // 2])
+        self.among(some[len(some) // 2 :])
 
 
 @dataclass(frozen=True)
@@ -59,13 +119,17 @@ class Comparison:
     expected   makes the one network; it is told whether this is then converted to float64
     got        makes the other one, which follows the decisions of the first
     example    the input of both
-    watched    layers whose outputs are compared as well
+    watched    layers whose outputs are compared as well; None: the networks make no decisions, and their outputs say all
+    is_coarse  whether they compute with fewer digits than float32 has
+    known      the runs of the first network, by whether it was in float64: comparisons with the same one may share them
     """
 
     expected: Callable[[bool], nn.Module]
     got: Callable[[bool], nn.Module]
     example: Any
-    watched: Collection[str] = ()
+    watched: Collection[str] | None = ()
+    is_coarse: bool = False
+    known: dict[bool, TrialRun] = field(default_factory=dict)
 
     def gap(self) -> tuple[float, bool]:
         """Return how far the networks are apart, and whether both were computed in float64.
@@ -77,30 +141,45 @@ class Comparison:
         except Exception:  # a model with a fixed precision, or a device without float64
             return self._gap(False), False
 
+    def is_same(self) -> bool:
+        """Return whether their own precision shows that they compute the same."""
+        return not self.is_coarse and self._gap(False) < SAME
+
     def differs(self, briefly: bool = False) -> bool:
         """Return whether they compute something else.
 
         Equal outputs in float32 are equal outputs. Different ones may be so by rounding, or as TF32, and float64 decides, which
         takes twice the time and the memory; briefly: it does not where they are far apart.
         """
-        if all(p.dtype in (torch.float32, torch.float64) for p in self.expected(False).parameters()):
+        if not self.is_coarse:
             gap = self._gap(False)
             if gap < SAME or (briefly and gap > CLEARLY_DIFFERENT):
                 return not gap < SAME
         gap, is_exact = self.gap()
         return not gap < (SAME if is_exact else SAME_BUT_FOR_ROUNDING)
 
+    def lead(self, is_double: bool = False) -> TrialRun:
+        """Return the run of the first network."""
+        if is_double not in self.known:
+            self.known[is_double] = self._run(self.expected, is_double, None)
+        return self.known[is_double]
+
     def _gap(self, is_double: bool) -> float:
         # One network at a time: in float64, each takes up to twice the memory of the model.
-        inputs = in_double(self.example) if is_double else self.example
-        leader = self._run(self.expected, inputs, is_double, None)
-        return self._run(self.got, inputs, is_double, leader).gap(leader)
+        if self.watched is None:  # nothing to follow: the one that may fail to run goes first
+            return self._run(self.got, is_double, None).gap(self.lead(is_double))
+        leader = self.lead(is_double)
+        return self._run(self.got, is_double, leader).gap(leader)
 
-    def _run(
-        self, make: Callable[[bool], nn.Module], inputs: Any, is_double: bool, leader: TrialRun | None
-    ) -> TrialRun:
+    def _run(self, make: Callable[[bool], nn.Module], is_double: bool, leader: TrialRun | None) -> TrialRun:
         model = make(is_double).double() if is_double else make(is_double)
+        inputs = in_double(self.example) if is_double else self.example
         return trial_run(model, inputs, leader, self.watched)
+
+
+def is_coarse(model: nn.Module) -> bool:
+    """Return whether a network computes with fewer digits than float32 has."""
+    return any(p.dtype not in (torch.float32, torch.float64) for p in model.parameters())
 
 
 def with_varied_values(example: Any) -> Any:
