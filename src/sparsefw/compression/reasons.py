@@ -62,7 +62,7 @@ class Cause(Enum):
     ONLY_ONE_OF_GROUP = "the only one of its group"
 
     # What a trial on the example shows.
-    FAILS_WITH_FEWER = "the model does not run with fewer of them ({error})"
+    FAILS_WITH_FEWER = "the model's code does not run with fewer of them: {error}"
     REMOVAL_DIFFERS = "removing them is not the same as silencing them"
 
     # Low rank.

@@ -29,8 +29,12 @@ class Side(StrEnum):
     OUT = "out"  # the outputs of a convolution or linear layer
     IN = "in"  # its inputs
     EACH = "each"  # what keeps channels apart: batch norm, depthwise convolution, PReLU, a bare parameter or buffer
-    ROWS = "rows"  # the first axis of a bare parameter of two axes, such as a table of biases for every head
+    ROWS = "rows"  # the first axis of a bare parameter, such as a table of biases for every head
+    PLANES = "planes"  # the second axis of a bare parameter of three axes or more, such as positions in an image
     COUNT = "count"  # a number of a module, by which its code lays out channels (numbers.py)
+
+
+BARE_SIDES = (Side.EACH, Side.ROWS, Side.PLANES)  # of parameters and buffers outside of layers
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,18 @@ class Tracer(TorchDispatchMode):
                 self.labels.fix(channels, reason)
 
     def judge_grids(self) -> None:
-        """Fix the labels of grids that would get holes."""
+        """Make labels of grids equal that would leave holes, and fix those that must keep an axis.
+
+        A grid that differs along several axes, such as groups that are shuffled, loses whole slices: what has the same place
+        along the longest axis goes together.
+        """
+        for labels, _ in self.grids:
+            classes = compact(self.labels.classes(labels))
+            longest = max(range(classes.ndim), key=lambda axis: classes.shape[axis], default=0)
+            for axis in varying(classes):
+                if axis != longest:
+                    self.labels.unite(classes, classes.take([0], axis=axis))
+                    classes = classes.take([0], axis=axis)
         for labels, pinned in self.grids:
             classes = compact(self.labels.classes(labels))
             axes = varying(classes)

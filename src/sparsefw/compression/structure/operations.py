@@ -203,6 +203,8 @@ def _take_apart(tracer: Tracer, labels: Array, axis: int, bounds: Sequence[int])
     known = [tracer.count(end - start, labels.take(range(start, end), axis=axis), axis) for start, end in ranges]
     known += [tracer.count(end, labels.take(range(end), axis=axis), axis) for end in bounds[2:-1]]
     if len(set(sizes)) == 1:
+        if not any(known):  # code may divide the whole by the number of parts
+            tracer.count(bounds[-1], labels, axis)
         part = np.repeat(np.arange(len(sizes)), sizes)
         tracer.parts.append(Parts(labels.ravel(), part, because(Cause.TAKEN_APART)))
     elif sum(known) < len(sizes) - 1:
@@ -262,12 +264,20 @@ def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # negative padding cuts channels off
             return tracer.labels.fix(labels, because(Cause.TAKEN_APART))
         if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
-            nothing = tracer.labels.fresh(1)
-            tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
             width = [(0, 0)] * labels.ndim
             width[axis] = (amounts[i], amounts[i + 1])
-            labels = np.pad(labels, width, constant_values=nothing[0])
+            labels = _padded(tracer, labels, axis, width)
     tracer.set(out, labels)
+
+
+def _padded(tracer: Tracer, labels: Array, axis: int, width: Sequence[tuple[int, int]]) -> Array:
+    """Return labels with padding along an axis, which keeps its length: in a grid, that of a head is part of the head."""
+    if len(varying(labels)) > 1:
+        tracer.pin(labels, [axis])
+        return np.pad(labels, width, mode="edge")
+    nothing = tracer.labels.fresh(1)
+    tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
+    return np.pad(labels, width, constant_values=nothing[0])
 
 
 def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

@@ -55,11 +55,14 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
     with_labels = [line.ravel() for line in lines if line is not None and line.size > 1]
     for line in with_labels[1:]:
         tracer.labels.unite(with_labels[0], line)
-    if any(line is None for line in lines):
+    in_order = with_labels[0].reshape([-1 if i == axis else 1 for i in range(factors[0][0].ndim)])
+    count = in_order.size
+    is_batch = len(np.unique(in_order)) < count  # images times heads are no number of a module
+    if any(line is None for line in lines) and (is_batch or not tracer.count(count, in_order, axis, last=False)):
         tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE))
     elif len(factors) > 1:
         tracer.heads.append(with_labels[0])
-    return with_labels[0].reshape([-1 if i == axis else 1 for i in range(factors[0][0].ndim)])
+    return in_order
 
 
 def attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

@@ -16,6 +16,7 @@ from sparsefw.compression.structure import surgery
 from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, Site, modes
 from sparsefw.compression.structure.copies import copy_sharing_weights
+from sparsefw.compression.structure.failures import described
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.repairs import repair
 from sparsefw.compression.structure.trace import find_channels
@@ -177,7 +178,7 @@ class Trial:
                     with mode(small):
                         call_on_copy(small, self.example)
             except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
-                return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
+                return because(Cause.FAILS_WITH_FEWER, error=described(error))
             if differs:
                 return because(Cause.REMOVAL_DIFFERS)
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, is_frozen_norm
+from sparsefw.compression.structure.channels import BARE_SIDES, SEPARATE_NORMS, Side, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -29,7 +29,7 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
         raise IndexError(f"{name} has {size(model, name, side)} {side} channels and cannot keep {list(kept[-3:])}")
     if side == Side.COUNT:
         return set_number(model, name, len(kept))
-    if side in (Side.EACH, Side.ROWS) and bare_tensor(model, name) is not None:
+    if side in BARE_SIDES and bare_tensor(model, name) is not None:
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, side, kept)
     module = model.get_submodule(name)
@@ -46,7 +46,7 @@ def size(model: nn.Module, name: str, side: str) -> int:
     if side == Side.COUNT:
         return number_of(model, name)
     bare = bare_tensor(model, name)
-    if side in (Side.EACH, Side.ROWS) and bare is not None:
+    if side in BARE_SIDES and bare is not None:
         return bare.shape[axis_of_bare(bare, side)] if bare.ndim else 1
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
@@ -199,9 +199,10 @@ def _keep_entries(owner: nn.Module, local: str, side: str, kept: Sequence[int]) 
 
 def axis_of_bare(bare: Tensor, side: str) -> int:
     """Return the axis of the channels in a tensor outside of layers."""
-    axis = 0 if side == Side.ROWS else axis_of_channels(bare)
-    assert axis is not None
-    return axis
+    if side in (Side.ROWS, Side.PLANES):
+        return int(side == Side.PLANES)
+    axis = axis_of_channels(bare)
+    return bare.ndim - 1 if axis is None else axis
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

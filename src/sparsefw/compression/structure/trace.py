@@ -44,7 +44,7 @@ from sparsefw.compression.structure.ties import Axis, shared_axes
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.text import first_line
 
-LARGEST_TABLE = 65_536  # entries of a parameter outside of layers, each of which gets a label
+LARGEST_TABLE = 2**18  # entries of a parameter outside of layers, each of which gets a label
 
 
 def find_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -245,11 +245,11 @@ class _Trace:
         name = self.bare.get(tensor)
         if name is None:
             return None
-        if tensor.ndim == 2 and min(tensor.shape) > 1:
-            return self._table_labels(name, tensor)
         axis = axis_of_channels(tensor)
-        if axis is None:
+        if axis is None and not isinstance(tensor, nn.Parameter):
             return None
+        if axis is None or (tensor.ndim == 2 and min(tensor.shape) > 1):
+            return self._table_labels(name, tensor)
         labels = self.noted.get((name, Side.EACH))
         if labels is None:
             labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
@@ -262,9 +262,9 @@ class _Trace:
         Of larger tables, such as positions, the last axis does.
         """
         if tensor.numel() > LARGEST_TABLE:
-            columns = self.noted.get((name, Side.EACH), self.labels.fresh(tensor.shape[1]))
+            columns = self.noted.get((name, Side.EACH), self.labels.fresh(tensor.shape[-1]))
             self._note(name, Side.EACH, columns)
-            return columns[None]
+            return columns.reshape((1,) * (tensor.ndim - 1) + (-1,))
         if name not in self.tables:
             self.tables[name] = self.labels.fresh(tensor.numel()).reshape(tuple(tensor.shape))
         return self.tables[name]
@@ -275,12 +275,10 @@ class _Trace:
             classes = self.labels.classes(entries)
             distinct, counts = np.unique(classes, return_counts=True)
             used = ~np.isin(classes, distinct[counts == 1])
-            for side, axis in ((Side.EACH, 0), (Side.ROWS, 1)):
-                lines = np.moveaxis(classes, axis, 0)
-                in_use = np.moveaxis(used, axis, 0)
-                first = lines[in_use.argmax(0), np.arange(lines.shape[1])]
-                if bool((in_use.any(0) & ((lines == first) | ~in_use).all(0)).all()):
-                    self.labels.unite(lines, first[None])
+            for side, axis in _sides_of_table(entries):
+                first = _same_along_others(classes, used, axis)
+                if first is not None:
+                    self.labels.unite(np.moveaxis(classes, axis, -1), first)
                     self._note(name, side, first)
                     break
             else:
@@ -358,6 +356,21 @@ class _Trace:
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
             reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
         return Channels(sites, (0,) * len(members), reason, is_heads)
+
+
+def _sides_of_table(entries: Array) -> list[tuple[Side, int]]:
+    """Return the sides of a parameter outside of layers, each with the axis that it counts, the last one first."""
+    sides = [(Side.EACH, entries.ndim - 1), (Side.ROWS, 0), (Side.PLANES, 1)]
+    return [(side, axis) for side, axis in sides[: max(2, entries.ndim)] if entries.shape[axis] > 1]
+
+
+def _same_along_others(classes: Array, used: Array, axis: int) -> Array | None:
+    """Return the class at each place of an axis; None if used entries differ along another one."""
+    lines = np.moveaxis(classes, axis, 0).reshape(classes.shape[axis], -1)
+    in_use = np.moveaxis(used, axis, 0).reshape(lines.shape)
+    first = lines[np.arange(len(lines)), in_use.argmax(1)]
+    is_same = in_use.any(1) & ((lines == first[:, None]) | ~in_use).all(1)
+    return first if bool(is_same.all()) else None
 
 
 def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
