@@ -59,6 +59,8 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     for t in tensors:
         if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
             _meet_constant(tracer, shapes[id(t)], merged)
+    if len(varying(merged)) > 1:  # entries of a table have become channels
+        merged = tracer.labels.classes(merged)
     tracer.set(out, compact(np.array(merged, order="C")))
 
 

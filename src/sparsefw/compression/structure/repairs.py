@@ -26,7 +26,7 @@ def repair(
     """
     repaired: dict[Channels, Channels | None] = {}
     for stream in failed:
-        others = [channels for channels in failed if channels not in repaired and _goes_with(channels, stream)]
+        others = _going_with(stream, [channels for channels in failed if channels not in repaired])
         as_wide = [channels for channels in others if not channels.is_heads]
         for together in (as_wide, others) if as_wide else (others,):
             form = in_blocks(stream, together) if together and stream not in repaired else None
@@ -44,12 +44,17 @@ def repair(
     return repaired if changed_sets and problem([*passed, *changed_sets]) is None else {}
 
 
-def _goes_with(channels: Channels, stream: Channels) -> bool:
-    """Return whether code may rely on these being as wide as the stream: one layer reads it and writes them, or heads do."""
-    is_as_wide = channels.count == stream.count and len(channels.writers) == 1
-    if channels is stream or stream.is_heads or not (channels.is_heads or is_as_wide):
-        return False
-    return not {site.layer for site in channels.writers}.isdisjoint(site.layer for site in stream.readers)
+def _going_with(stream: Channels, failed: Sequence[Channels]) -> list[Channels]:
+    """Return the sets that code may rely on being as wide as the stream: heads, and what layers make of it, or of such a set."""
+    if stream.is_heads:
+        return []
+    candidates = [c for c in failed if c is not stream and (c.is_heads or c.count == stream.count)]
+    readers = {site.layer for site in stream.readers}
+    others: list[Channels] = []
+    while found := [c for c in candidates if c not in others and not readers.isdisjoint(s.layer for s in c.writers)]:
+        others += found
+        readers |= {site.layer for c in found if not c.is_heads for site in c.readers}
+    return [c for c in candidates if c in others]
 
 
 def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:

@@ -314,6 +314,7 @@ class _Trace:
         self._judge_tables()
         self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
         self.tracer.judge_grids()
+        self._tie_counted()
         noted = [*self.noted.items(), *self._counted_numbers().items()]
         sites = [
             site for site, _ in noted
@@ -334,6 +335,17 @@ class _Trace:
         ]
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
         return joined(channels, list(sets.values()), parts)
+
+    def _tie_counted(self) -> None:
+        """Make channels go together whose number is one attribute of a module, as queries and values of a single head."""
+        first: dict[tuple[str, str], Array] = {}
+        for number in self.tracer.numbers:
+            classes = np.array(slots_of(number, self.labels))
+            if len(set(classes.tolist())) < max(2, len(classes)):
+                continue
+            known = first.setdefault((number.module, number.attribute), classes)
+            if len(known) == len(classes) and not set(known.tolist()) & set(classes.tolist()):
+                self.labels.unite(known, classes)
 
     def _counted_numbers(self) -> dict[tuple[str, Side], Array]:
         """Map the numbers of modules to the classes at the positions that they count; the first use of a number decides."""
