@@ -40,6 +40,7 @@ class Cause(Enum):
     READ_BY = "{layer} ({type}) reads them"
     WRITTEN_BY = "{layer} ({type}) writes them"
     USED_OUTSIDE = "used outside of its layer"
+    WEIGHT_IS_USED = "the model computes with the weight of {layer} outside of that layer, by {operation}"
     UNKNOWN_OPERATION = "the operation {operation} is not followed"
     MIXED = "{operation} mixes the channels"
     SUMMED_BY_PRODUCT = "a matrix product sums over the channels"

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.structure.direct_weights import PRODUCTS, Weight, viewed
 
 if TYPE_CHECKING:
     from sparsefw.compression.structure.operations import Rule
@@ -171,7 +172,13 @@ class Tracer(TorchDispatchMode):
         self.numbers: list[Number] = []
         self.heads: list[Array] = []  # labels along the axis of heads of a product of activations
         self.numbers_of_code: Callable[[int, bool | None], list[tuple[str, str]]] = lambda value, last: []
+        self.weight_of: Callable[[Tensor], Weight | None] = lambda tensor: None  # of a parameter
+        self.weight_is_used: Callable[[Weight, str], None] = lambda weight, operation: None
+        self.written_by: Callable[[Weight, Array | None, int], Array] = lambda weight, read, count: self.labels.fresh(
+            count
+        )
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # views of parameters
         self._bare_labels = bare_labels
         self._rules = rules
         self._unknown = unknown
@@ -233,12 +240,28 @@ class Tracer(TorchDispatchMode):
         if not self.inside_layers:
             name = func.overloadpacket.__name__.rstrip("_")  # operations in place have the same rules
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            self._view_weights(name, inputs, args, out)
             if any(self.of(t) is not None for t in inputs):
                 try:
                     self._rules.get(name, self._unknown)(self, func, args, kwargs or {}, out)
                 except (ValueError, IndexError, TypeError):  # the rule does not fit these arguments: channels stay
                     self._unknown(self, func, args, kwargs or {}, out)
         return out
+
+    def weight(self, tensor: Tensor) -> Weight | None:
+        """Return the weight that a tensor is a view of; None if it is none."""
+        known: Weight | None = self._weights.get(tensor)
+        return self.weight_of(tensor) if known is None else known
+
+    def _view_weights(self, operation: str, inputs: Sequence[Tensor], args: Any, out: Any) -> None:
+        """Follow views of weights; whatever else code does with the weight of a layer keeps the channels of the layer."""
+        for tensor in inputs:
+            weight = self.weight(tensor)
+            view = None if weight is None else viewed(weight, operation, args, out)
+            if view is not None:
+                self._weights[out] = view
+            elif weight is not None and weight.is_of_layer and operation not in PRODUCTS:
+                self.weight_is_used(weight, operation)
 
     def mixed(self, labels: Array, reason: Reason) -> Array:
         """Return the label of a mixture of all of these channels, along the axes that labels have."""

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Parts, Tracer, compact, is_neutral, varying
-from sparsefw.compression.structure.products import attend, product
+from sparsefw.compression.structure.products import attend, grouped_product, product
 
 Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
 
@@ -124,6 +124,10 @@ def _lay_out(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
 def _like(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """A constant of the shape of another tensor, however many channels that has."""
     tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
+
+
+def _constant(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A tensor of a shape of its own, which has no labels: what meets it shows whether that depends on channels."""
 
 
 def _indexed(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -336,6 +340,7 @@ _NAMES: dict[Rule, str] = {
     _lay_out: "view _unsafe_view reshape _reshape_alias expand flatten unflatten",
     _move: "permute transpose t unsqueeze squeeze repeat flip movedim pixel_shuffle pixel_unshuffle swapaxes",
     _like: "zeros_like ones_like full_like empty_like",
+    _constant: "new_zeros new_ones new_empty new_full new_empty_strided",
     _join: "cat stack",
     _part: "slice select split split_with_sizes unbind narrow",
     _indexed: "index index_select",
@@ -354,6 +359,7 @@ _NAMES: dict[Rule, str] = {
     _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
     _along: "_softmax softmax _safe_softmax _log_softmax log_softmax cumsum",
     product: "mm bmm addmm baddbmm matmul",
+    grouped_product: "_grouped_mm",
     attend: """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention scaled_dot_product_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math

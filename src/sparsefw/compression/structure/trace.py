@@ -26,8 +26,10 @@ from sparsefw.compression.structure.channels import (
     tensors_of,
 )
 from sparsefw.compression.structure.counted_norms import norm_form
+from sparsefw.compression.structure.direct_weights import Weight, weight_of
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Labels, Parts, Tracer, slots_of, varying
 from sparsefw.compression.structure.layers import (
+    AnyConv,
     axis_of_channels,
     call_on_copy,
     channel_axis,
@@ -69,6 +71,9 @@ class _Trace:
         self.labels = Labels()
         self.tracer = Tracer(self.labels, self._bare_labels, RULES, unknown)
         self.tracer.numbers_of_code = self._numbers_of_code
+        self.tracer.weight_of = self._weight_of
+        self.tracer.weight_is_used = self._weight_is_used
+        self.tracer.written_by = self._written_by
         self.tables: dict[str, Array] = {}  # bare parameters of two axes -> the label of each entry
         self.running: list[str] = []  # the modules whose code runs, the innermost last
         self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
@@ -77,6 +82,7 @@ class _Trace:
         self.bare: dict[
             Tensor, str
         ] = {}  # parameters, and buffers that may be a scale, an offset or a mask of channels
+        self.used: dict[str, Reason] = {}  # layers -> what code does with their weights by itself
         self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
         self.shared: dict[Axis, list[tuple[str, Side]]] = {}  # axes of shared parameters -> the sides that count them
         self.owners: dict[str, str] = {}  # module -> another that shares a parameter with it
@@ -240,11 +246,38 @@ class _Trace:
         self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
         self._source(name, module, inputs, output)
 
+    def _weight_of(self, tensor: Tensor) -> Weight | None:
+        name = self.bare.get(tensor)
+        return None if name is None else weight_of(self.modules[name.rpartition(".")[0]], name, tensor)
+
+    def _weight_is_used(self, weight: Weight, operation: str) -> None:
+        self.used.setdefault(weight.site, because(Cause.WEIGHT_IS_USED, layer=weight.site, operation=operation))
+
+    def _written_by(self, weight: Weight, read: Array | None, count: int) -> Array:
+        """Note that code multiplies with a weight by itself; return the labels of what it writes."""
+        rows, columns = weight.sides[-2:]
+        if read is not None and rows is not None:
+            self._note(weight.site, rows, read)
+        elif read is not None:
+            self.labels.fix(read, because(Cause.USED_OUTSIDE))
+        written = self.noted.get((weight.site, columns)) if columns is not None else None
+        if written is None:
+            written = self.labels.fresh(count)
+        if columns is None:
+            self.labels.fix(written, because(Cause.USED_OUTSIDE))
+        else:
+            self._note(weight.site, columns, written)
+        self.called.add(weight.site)
+        return written
+
     def _bare_labels(self, tensor: Tensor) -> Array | None:
         """Label a tensor used outside of layers, such as a scale or a mask per channel or a table of positions."""
         name = self.bare.get(tensor)
         if name is None:
             return None
+        owner = self.modules[name.rpartition(".")[0]]
+        if isinstance(owner, (nn.Linear, AnyConv)):
+            return self._bias_labels(name, tensor)
         axis = axis_of_channels(tensor)
         if axis is None and not isinstance(tensor, nn.Parameter):
             return None
@@ -255,6 +288,16 @@ class _Trace:
             labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
         self._note(name, Side.EACH, labels)
         return labels.reshape([-1 if i == axis else 1 for i in range(tensor.ndim)])
+
+    def _bias_labels(self, name: str, tensor: Tensor) -> Array | None:
+        """Label the bias of a layer, outside of the layer, by its outputs; None for a weight."""
+        layer, _, local = name.rpartition(".")
+        if local != "bias":
+            return None
+        side = Side.EACH if is_depthwise(self.modules[layer]) else Side.OUT
+        labels = self.noted.get((layer, side), self.labels.fresh(len(tensor)))
+        self._note(layer, side, labels)
+        return labels
 
     def _table_labels(self, name: str, tensor: Tensor) -> Array | None:
         """Label every entry of a table, such as biases of attention: which of its axes counts channels, its use shows.
@@ -311,6 +354,9 @@ class _Trace:
     def channels(self) -> list[Channels]:
         """Return the sets: classes of labels with the same sites, and the same number of slots in each, form one set."""
         self._tie_shared()
+        for (name, _), labels in self.noted.items():
+            if name in self.used:
+                self.labels.fix(labels, self.used[name])
         self._judge_tables()
         self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
         self.tracer.judge_grids()
