@@ -35,6 +35,8 @@ class Cause(Enum):
 
     # What else the model does with the channels.
     READ_FROM_SEVERAL_PLACES = "{layer} reads them from more than one place"
+    SEES_NEIGHBOURS = "{layer} slides a window over them, so that each depends on its neighbours"
+    MIXES_POSITIONS = "it mixes positions, such as tokens, and no channels"
     SEEN_IN_SEVERAL_PLACES = "{layer} sees them in more than one place"
     AVERAGED_OVER = "{layer} ({type}) averages over them"
     READ_BY = "{layer} ({type}) reads them"

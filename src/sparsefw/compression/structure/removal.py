@@ -66,12 +66,15 @@ def silence(model: nn.Module, edits: Iterable[Edit], readers: bool = True) -> No
     Args:
         model: The network.
         edits: The edits.
-        readers: Also what layers read from these channels: they may carry a constant, if a function does not map 0 to 0.
+        readers: Also what layers and norms read from these channels: they may carry a constant, if a function does not map 0
+            to 0.
     """
     for edit in edits:
         if isinstance(edit, Keep) and (readers or edit.side != Side.IN):
             removed = sorted(set(range(surgery.size(model, edit.layer, edit.side))) - set(edit.kept))
             surgery.zero_channels(model, edit.layer, edit.side, removed)
+            if readers and edit.side == Side.EACH and surgery.is_norm_over_channels(model, edit.layer):
+                surgery.ignore_channels(model, edit.layer, removed)
 
 
 def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
@@ -198,5 +201,8 @@ def _some(channels: Channels, draw: int) -> list[int]:
     chosen = []
     for members in groups.values():
         order = torch.randperm(len(members), generator=generator).tolist()
-        chosen += [members[i] for i in order[: max(1, len(members) // parts)]]
+        count = max(1, len(members) // parts)
+        if draw == 0 and count + 1 < len(members):
+            count |= 1  # kernels that take some multiples only fail on odd numbers
+        chosen += [members[i] for i in order[:count]]
     return sorted(chosen)

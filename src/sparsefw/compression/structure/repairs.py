@@ -12,6 +12,8 @@ from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
 from sparsefw.compression.structure.trials import Problem, offenders
 
+_ALIGNMENT = 16  # bytes
+
 
 def repair(
     problem: Problem[Channels], model: nn.Module, passed: Sequence[Channels], failed: Sequence[Channels]
@@ -34,7 +36,7 @@ def repair(
             fitting = next((form for form in forms if form is not None and problem([form]) is None), None)
             if fitting is not None:
                 repaired |= {stream: fitting, **dict.fromkeys(together, None)}
-    for change in (_silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
+    for change in (_in_aligned_blocks, _silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
         by_set = {channels: change(channels, model) for channels in failed if channels not in repaired}
         changed = {channels: form for channels, form in by_set.items() if form is not None}
         still = offenders(list(changed.values()), problem)
@@ -66,8 +68,13 @@ def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
     count = math.gcd(*(channels.count for channels in (stream, *others)))
     if len(set(stream.groups)) > 1 or count == 1:
         return None
+    return _blocks((stream, *others), count)
+
+
+def _blocks(sets: Sequence[Channels], count: int) -> Channels:
+    """Return the set of so many blocks, each of which holds as many channels of every set as any other."""
     slots: dict[tuple[str, Side], list[set[int]]] = {}
-    for channels in (stream, *others):
+    for channels in sets:
         per_block = channels.count // count
         for site in channels.sites:
             of_blocks = slots.setdefault((site.layer, site.side), [set() for _ in range(count)])
@@ -78,6 +85,15 @@ def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
         for (layer, side), of_blocks in slots.items()
     )
     return Channels(sites, (0,) * count)
+
+
+def _in_aligned_blocks(channels: Channels, model: nn.Module) -> Channels | None:
+    """Products with stacks of matrices, such as those of experts, need rows that are a multiple of some bytes."""
+    stacks = [site.layer for site in channels.sites if site.side == Side.PLANES]
+    width = _ALIGNMENT // min((model.get_parameter(name).itemsize for name in stacks), default=_ALIGNMENT)
+    if width == 1 or channels.count % width or channels.count == width or len(set(channels.groups)) > 1:
+        return None
+    return _blocks((channels,), channels.count // width)
 
 
 def _silent_to_readers(channels: Channels, model: nn.Module) -> Channels:

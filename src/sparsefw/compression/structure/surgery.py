@@ -33,12 +33,18 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, side, kept)
     module = model.get_submodule(name)
+    _KEEP[side](module if norm_form(module) is None else _counted_in_place(model, name), list(kept))
+
+
+def _counted_in_place(model: nn.Module, name: str) -> CountedNorm:
+    """Put a norm that can lose channels in the place of one over channels, and return it."""
+    module = model.get_submodule(name)
     form = norm_form(module)
-    if form is not None and not isinstance(module, CountedNorm):
-        norm = counted(module, form)
+    assert form is not None
+    norm = counted(module, form)
+    if norm is not module:
         replace_everywhere(model, module, norm)
-        module = norm
-    _KEEP[side](module, list(kept))
+    return norm
 
 
 def size(model: nn.Module, name: str, side: str) -> int:
@@ -157,6 +163,17 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
         elif isinstance(module, AnyConv) and module.bias is not None:  # depthwise
             times = module.out_channels // module.in_channels
             module.bias[[p * times + i for p in positions for i in range(times)]] = 0
+
+
+def is_norm_over_channels(model: nn.Module, name: str) -> bool:
+    """Return whether this is the name of a norm that averages over channels."""
+    return bare_tensor(model, name) is None and norm_form(model.get_submodule(name)) is not None
+
+
+def ignore_channels(model: nn.Module, name: str, positions: Sequence[int]) -> None:
+    """Let a norm over channels count some as 0, in place: what they carry may be a constant."""
+    norm = _counted_in_place(model, name)
+    norm.silent = tuple(sorted({*norm.silent, *positions}))
 
 
 def zero_inputs(layer: nn.Module, inputs: Sequence[int]) -> None:

@@ -158,11 +158,25 @@ class _Trace:
         return self._opaque if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Bilinear)) else None
 
     def _layer(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        seen = self.tracer.of(inputs[0])
+        if seen is not None and output.ndim == inputs[0].ndim and _is_apart(module, inputs[0], seen):
+            return self._mix_positions(name, module, seen, output)
         self._read(name, module, inputs[0])
         self._write(name, module, output)
 
+    def _mix_positions(self, name: str, module: nn.Module, seen: Array, output: Tensor) -> None:
+        """A layer over positions, such as tokens, computes the same for every channel, which stays where it is."""
+        positions = self.labels.fresh(output.shape[channel_axis(module, output)])
+        self.labels.fix(positions, because(Cause.MIXES_POSITIONS, layer=name))
+        self._note(name, Side.OUT, positions)
+        self.tracer.set(output, seen)
+
     def _read(self, name: str, module: nn.Module, x: Tensor) -> None:
-        labels = self._per_channel(x, channel_axis(module, x), because(Cause.READ_FROM_SEVERAL_PLACES, layer=name))
+        axis = channel_axis(module, x)
+        labels = self.tracer.of(x)
+        over_window = labels is not None and any(i > axis for i in varying(labels))
+        cause = Cause.SEES_NEIGHBOURS if over_window else Cause.READ_FROM_SEVERAL_PLACES
+        labels = self._per_channel(x, axis, because(cause, layer=name))
         if labels is not None:
             self._note(name, Side.IN, labels)
 
@@ -414,6 +428,15 @@ class _Trace:
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
             reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
         return Channels(sites, (0,) * len(members), reason, is_heads)
+
+
+def _is_apart(module: nn.Module, x: Tensor, labels: Array) -> bool:
+    """Return whether a layer sees channels along an axis that it computes the same for every entry of."""
+    axis = channel_axis(module, x)
+    window = getattr(module, "kernel_size", ())
+    along = [i for i in varying(labels) if i != axis]
+    is_point = all(i < axis or window[i - axis - 1] == 1 for i in along)
+    return bool(along) and labels.shape[axis] == 1 and is_point
 
 
 def _sides_of_table(entries: Array) -> list[tuple[Side, int]]:
