@@ -152,7 +152,8 @@ class Pipeline:
             untouched += [entry for entry in (*cut.untouched, *notes) if entry not in untouched]
             model = cut.model
         if edits:
-            untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
+            named = {edit.layer for edit in edits} | {entry.layer for entry in untouched}
+            untouched += _unknown_layers(self.dense, named)
         untouched += [note for note in self.not_run if note.layer not in {entry.layer for entry in untouched}]
         shares = {word: share for kind in removed for word, share in kind.compress_arguments(removed[kind]).items()}
         request: dict[str, Any] = {"removed": shares}
@@ -286,16 +287,16 @@ def _not_run(model: nn.Module, called: set[str]) -> list[Untouched]:
     return [Untouched.because(name, because(Cause.NOT_RUN)) for name in names]
 
 
-def _unknown_layers(dense: nn.Module, edited: set[str]) -> list[Untouched]:
-    """Return the modules with weights that no kind knows, such as recurrent ones."""
+def _unknown_layers(dense: nn.Module, known: set[str]) -> list[Untouched]:
+    """Return the modules with weights that no kind knows, such as recurrent ones, without those that were spoken of."""
     untouched = []
     for name, module in dense.named_modules():
         is_leaf = all(child == "parametrizations" for child, _ in module.named_children())
         has_weight = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if not name or is_layer(module) or not is_leaf or not has_weight:
             continue
-        is_edited = name in edited or any(layer.startswith(f"{name}.") for layer in edited)
-        if not is_edited and ".parametrizations." not in f".{name}.":
+        is_known = name in known or any(layer.startswith(f"{name}.") for layer in known)
+        if not is_known and ".parametrizations." not in f".{name}.":
             kind = type_before_parametrizations(module).__name__
             untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=kind)))
     return untouched

@@ -18,33 +18,31 @@ _UNCHANGED = ("detach", "alias", "_to_copy", "clone", "contiguous", "lift_fresh"
 class Weight(NamedTuple):
     """A parameter of matrices, or a view of one.
 
-    site    the name of the layer that holds it, or its own
-    sides   which side of the site each axis counts; None: an axis that keeps its length, as that of experts
+    site       the name of the layer that holds it, or its own
+    sides      which side of the site each axis counts; None: an axis that keeps its length, as that of experts
+    is_layers  whether a layer holds it
     """
 
     site: str
     sides: tuple[Side | None, ...]
-
-    @property
-    def is_of_layer(self) -> bool:
-        return not {Side.OUT, Side.IN}.isdisjoint(self.sides) or self.sides == (None, Side.EACH)
+    is_layers: bool = False
 
 
 def weight_of(owner: nn.Module, name: str, parameter: Tensor) -> Weight | None:
-    """Return a parameter as a weight; None if it is no matrix and no stack of them.
+    """Return a parameter as a weight; None if it is not that of a layer, no matrix and no stack of matrices.
 
     Args:
         owner: The module that holds it.
         name: Its full name.
         parameter: Itself.
     """
+    layer, _, local = name.rpartition(".")
+    if isinstance(owner, (nn.Linear, AnyConv, nn.Embedding)) and local == "weight":
+        axes = {axis: side for side, axis in sides_of(owner, local).items()}
+        sides = (axes.get(axis) if parameter.ndim == 2 else None for axis in range(parameter.ndim))
+        return Weight(layer, tuple(sides), is_layers=True)
     if not isinstance(parameter, nn.Parameter) or parameter.ndim not in (2, 3) or min(parameter.shape) < 2:
         return None
-    layer, _, local = name.rpartition(".")
-    if isinstance(owner, (nn.Linear, AnyConv, nn.Embedding)):
-        axes = {axis: side for side, axis in sides_of(owner, local).items()}
-        is_matrix = local == "weight" and parameter.ndim == 2
-        return Weight(layer, tuple(axes.get(axis) for axis in range(2))) if is_matrix else None
     return Weight(name, (Side.ROWS, Side.EACH) if parameter.ndim == 2 else (None, Side.PLANES, Side.EACH))
 
 

@@ -177,6 +177,7 @@ class Tracer(TorchDispatchMode):
         self.written_by: Callable[[Weight, Array | None, int], Array] = lambda weight, read, count: self.labels.fresh(
             count
         )
+        self.name_of: Callable[[Tensor], str] = lambda tensor: "a tensor"  # for people to read
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # views of parameters
         self._bare_labels = bare_labels
@@ -220,12 +221,17 @@ class Tracer(TorchDispatchMode):
         self.labels.unite(labels, first)
         return first
 
-    def count(self, value: int, labels: Array, axis: int, last: bool | None = None) -> bool:
+    def count(
+        self, value: int, labels: Array, axis: int, last: bool | None = None, place: int | None = None
+    ) -> bool:
         """Note that the module whose code runs may hold this length of an axis of labels; return whether it does.
 
         last: whether it is the last axis of the tensor, which a module rather calls a dimension; None: either.
+        place: that of the number in a list of numbers; None: any.
         """
         names = self.numbers_of_code(value, last)
+        if place is not None:
+            names = [name for name in names if name[1].rpartition(".")[2] == str(place) or "." not in name[1]]
         self.numbers += [Number(module, attribute, labels, axis) for module, attribute in names]
         return bool(names)
 
@@ -260,7 +266,7 @@ class Tracer(TorchDispatchMode):
             view = None if weight is None else viewed(weight, operation, args, out)
             if view is not None:
                 self._weights[out] = view
-            elif weight is not None and weight.is_of_layer and operation not in PRODUCTS:
+            elif weight is not None and weight.is_layers and operation not in PRODUCTS:
                 self.weight_is_used(weight, operation)
 
     def mixed(self, labels: Array, reason: Reason) -> Array:
@@ -286,15 +292,15 @@ class Tracer(TorchDispatchMode):
         """Make labels of grids equal that would leave holes, and fix those that must keep an axis.
 
         A grid that differs along several axes, such as groups that are shuffled, loses whole slices: what has the same place
-        along the longest axis goes together.
+        along one axis goes together, along the one that leaves the most classes.
         """
         for labels, _ in self.grids:
             classes = compact(self.labels.classes(labels))
-            longest = max(range(classes.ndim), key=lambda axis: classes.shape[axis], default=0)
-            for axis in varying(classes):
-                if axis != longest:
-                    self.labels.unite(classes, classes.take([0], axis=axis))
-                    classes = classes.take([0], axis=axis)
+            axes = varying(classes)
+            if len(axes) > 1:
+                lines = {axis: _line(classes, axis) for axis in axes}
+                most = max(axes, key=lambda axis: len(np.unique(lines[axis])))
+                self.labels.unite(classes, lines[most])
         for labels, pinned in self.grids:
             classes = compact(self.labels.classes(labels))
             axes = varying(classes)
@@ -302,6 +308,13 @@ class Tracer(TorchDispatchMode):
                 self.labels.fix(labels, because(Cause.TWO_AXES))
             elif pinned.intersection(axes):
                 self.labels.fix(labels, because(Cause.TAKEN_APART))
+
+
+def _line(classes: Array, axis: int) -> Array:
+    """Return the classes along an axis, at the first place of every other one."""
+    for other in range(classes.ndim):
+        classes = classes if other == axis else classes.take([0], axis=other)
+    return classes
 
 
 def slots_of(number: Number, labels: Labels) -> Sequence[int]:

@@ -43,9 +43,14 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if (labels := tracer.of(t)) is not None and not is_neutral(labels)
     ]
     merged: Array | None = None
+    shape: Sequence[int] = ()  # of the tensor whose labels are the merged ones
     for t, labels in sorted(known, key=lambda pair: (-pair[0].numel(), -pair[1].size)):
+        if merged is not None and merged.size == 1 and labels.size > 1 and _spread(shape, labels):
+            tracer.labels.fix(merged, because(Cause.SCALES_MANY))
+            merged = None
         if merged is None:
             merged = labels
+            shape = shapes[id(t)]
         elif merged.size > 1 and _spread(shapes[id(t)], merged):
             tracer.labels.fix(labels, because(Cause.SCALES_MANY))
         elif varying(labels) and labels.size > 1 and _is_shared(shapes[id(t)], merged):
@@ -58,20 +63,20 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         return tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
     for t in tensors:
         if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
-            _meet_constant(tracer, shapes[id(t)], merged)
+            _meet_constant(tracer, t, shapes[id(t)], merged)
     if len(varying(merged)) > 1:  # entries of a table have become channels
         merged = tracer.labels.classes(merged)
     tracer.set(out, compact(np.array(merged, order="C")))
 
 
-def _meet_constant(tracer: Tracer, shape: Sequence[int], labels: Array) -> None:
+def _meet_constant(tracer: Tracer, constant: Tensor, shape: Sequence[int], labels: Array) -> None:
     """Labels meet a tensor that depends on their number, or on that of an axis: fixed, unless the module holds the number."""
     axes = [axis for axis in varying(labels) if shape[axis] > 1]
     if len(axes) < len(varying(labels)):
         return tracer.pin(labels, axes)
     counted = [tracer.count(labels.shape[axis], labels, axis) for axis in axes]
     if not all(counted):
-        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE))
+        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(constant)))
 
 
 def _spread(shape: Sequence[int], labels: Array) -> bool:
@@ -177,6 +182,9 @@ def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     axis = int(kwargs.get("dim", args[position] if len(args) > position else 0)) % labels.ndim
     if labels.shape[axis] > 1 and any(t.shape != args[0].shape for t in tree_leaves(out)):
         bounds = _bounds(name, args, kwargs, labels.shape[axis])
+        if name == "select" and varying(labels) == [axis]:  # code may look at one channel for its shape only
+            one = tracer.mixed(labels, because(Cause.TAKEN_APART))
+            return tracer.set(out, one.reshape((1,) * out.ndim))
         if name in ("select", "unbind") or len(varying(labels)) > 1:
             _keep_length(tracer, labels, [axis])
         elif bounds is None:
@@ -206,13 +214,16 @@ def _take_apart(tracer: Tracer, labels: Array, axis: int, bounds: Sequence[int])
     """Note the parts between these bounds: equal ones stay equal; the module must hold the sizes of others."""
     sizes = np.diff(bounds).tolist()
     ranges = list(pairwise(bounds))
-    known = [tracer.count(end - start, labels.take(range(start, end), axis=axis), axis) for start, end in ranges]
+    known = [
+        tracer.count(end - start, labels.take(range(start, end), axis=axis), axis, place=i)
+        for i, (start, end) in enumerate(ranges)
+    ]
     known += [tracer.count(end, labels.take(range(end), axis=axis), axis) for end in bounds[2:-1]]
     if len(set(sizes)) == 1:
         if not any(known):  # code may divide the whole by the number of parts
             tracer.count(bounds[-1], labels, axis)
         part = np.repeat(np.arange(len(sizes)), sizes)
-        tracer.parts.append(Parts(labels.ravel(), part, because(Cause.TAKEN_APART)))
+        tracer.parts.append(Parts(labels.ravel(), part, because(Cause.UNEQUAL_PARTS)))
     elif sum(known) < len(sizes) - 1:
         tracer.labels.fix(labels, because(Cause.TAKEN_APART))
 
@@ -222,6 +233,10 @@ def _reorder(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
     labels = tracer.of(args[0])
     assert labels is not None
     is_roll = func.overloadpacket.__name__.endswith("roll")
+    if not is_roll and varying(labels) == [1]:  # what has the same place in every group goes together
+        by_group = labels.reshape(args[1], -1)
+        tracer.labels.unite(by_group, by_group[:1])
+        return _move(tracer, func, args, kwargs, out)
     axes = kwargs.get("dims", args[2] if is_roll and len(args) > 2 else ())
     axes = [axes] if isinstance(axes, int) else list(axes)
     if any(labels.shape[axis] > 1 for axis in axes or range(labels.ndim)):

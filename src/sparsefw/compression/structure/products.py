@@ -61,7 +61,7 @@ def _layer(tracer: Tracer, weight: Weight, added: Sequence[Tensor], left: Tensor
         labels = tracer.of(t)
         if labels is None or varying(labels) not in ([], [labels.ndim - 1]):
             tracer.fix([t], because(Cause.USED_OUTSIDE))
-            tracer.labels.fix(written, because(Cause.MEETS_FIXED_SIZE))
+            tracer.labels.fix(written, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(t)))
         else:
             tracer.labels.unite(labels.ravel(), written)
     tracer.set(out, written.reshape((1,) * (out.ndim - 1) + (-1,)))
@@ -89,7 +89,8 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
     count = in_order.size
     is_batch = len(np.unique(in_order)) < count  # images times heads are no number of a module
     if any(line is None for line in lines) and (is_batch or not tracer.count(count, in_order, axis, last=False)):
-        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE))
+        fixed = next(t for t, labels in factors if labels is None and t.shape[axis] > 1)
+        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(fixed)))
     elif len(factors) > 1:
         tracer.heads.append(with_labels[0])
     return in_order

@@ -71,6 +71,7 @@ class _Trace:
         self.labels = Labels()
         self.tracer = Tracer(self.labels, self._bare_labels, RULES, unknown)
         self.tracer.numbers_of_code = self._numbers_of_code
+        self.tracer.name_of = self._name_of
         self.tracer.weight_of = self._weight_of
         self.tracer.weight_is_used = self._weight_is_used
         self.tracer.written_by = self._written_by
@@ -260,6 +261,14 @@ class _Trace:
         self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
         self._source(name, module, inputs, output)
 
+    def _name_of(self, tensor: Tensor) -> str:
+        """Return what people call a tensor: a parameter or buffer by its name, another by the module that makes it."""
+        name = self.bare.get(tensor)
+        if name is not None:
+            return f"the {'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} {name}"
+        module = self.modules[self.running[-1] if self.running else ""]
+        return f"a tensor of shape {tuple(tensor.shape)} in the code of {type(module).__name__}"
+
     def _weight_of(self, tensor: Tensor) -> Weight | None:
         name = self.bare.get(tensor)
         return None if name is None else weight_of(self.modules[name.rpartition(".")[0]], name, tensor)
@@ -426,7 +435,7 @@ class _Trace:
         sites = tuple(Site(*all_sites[place], tuple(tuple(at[place]) for at in members)) for place in members[0])
         buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
-            reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
+            reason = because(Cause.NOTHING_TRAINED)  # nothing that is trained has these channels
         return Channels(sites, (0,) * len(members), reason, is_heads)
 
 
