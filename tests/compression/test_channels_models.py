@@ -109,7 +109,10 @@ def test_weights_used_directly_stay():
         {
             "a.out": (8, "what the operation convolution does to channels is not known"),
             "b.out": (4, OUTPUT),
-            "direct.out": (6, "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"),
+            "direct.out": (
+                6,
+                "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed",
+            ),
         },
     )
 
@@ -165,7 +168,9 @@ def test_layers_that_nothing_reaches_say_so():
         return m.b(m.a(x))
 
     model = Net(run, a=nn.Conv2d(3, 8, 1), b=nn.Conv2d(8, 4, 1), aux=nn.Conv2d(8, 4, 1))
-    reason = "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"
+    reason = (
+        "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"
+    )
     check(model, image(), {"a.out b.in": (8, ""), "b.out": (4, OUTPUT), "aux.out": (4, reason)})
 
 

@@ -103,7 +103,10 @@ NOT: dict[str, tuple[Operation, str]] = {  # and the reason
     "minus the mean": (lambda x: x - x.mean(1, keepdim=True), "mean mixes the channels"),
     "minus the mean of all": (lambda x: x - x.mean(), "mean mixes the channels"),
     "over the largest": (lambda x: x / x.amax(1, keepdim=True), "amax mixes the channels"),
-    "layer norm": (lambda x: F.layer_norm(x, x.shape[1:]), "what the operation native_layer_norm does to channels is not known"),
+    "layer norm": (
+        lambda x: F.layer_norm(x, x.shape[1:]),
+        "what the operation native_layer_norm does to channels is not known",
+    ),
     "gated by half": (lambda x: F.glu(x.repeat(1, 2, 1, 1), 1), "what the operation glu does to channels is not known"),
     "convolution": (
         lambda x: F.conv2d(x, torch.ones(8, 8, 1, 1)),

@@ -20,7 +20,9 @@ class Cause(Enum):
 
     # How the model uses the layer.
     OUTPUT = "the model's output"
-    NEVER_CALLED = "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"
+    NEVER_CALLED = (
+        "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"
+    )
     NOT_CALLED_ITSELF = "never called by itself"
     SEVERAL_NAMES = "the model knows it by several names"
     OWN_FORWARD = "{type} has a custom forward or hooks"
@@ -56,9 +58,7 @@ class Cause(Enum):
     JOINED_WITH_PADDING = "padded to a fixed number of channels"
     NOTHING_LEFT = "the example leaves nothing of them: give one in which something is found"
     TAKEN_APART = "code takes them apart by position, and relies on how many there are"
-    UNEQUAL_PARTS = (
-        "code takes parts of them by position, such as halves after a shuffle, and no choice would leave equally many in each"
-    )
+    UNEQUAL_PARTS = "code takes parts of them by position, such as halves after a shuffle, and no choice leaves each part as many"
     NOTHING_TRAINED = "no layer has them: they are in buffers and numbers of the code only"
 
     # The groups of grouped convolutions.

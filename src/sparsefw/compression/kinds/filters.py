@@ -129,7 +129,11 @@ class RemovedChannels(ChannelStage):
             elif channels.obstacle is None:
                 excluded.append(Untouched.because(channels.name, because(Cause.EXCLUDED)))
             else:
-                tables = [site.layer for site in channels.sites if site.side == Side.EACH and _is_embedding(request.model, site.layer)]
+                tables = [
+                    site.layer
+                    for site in channels.sites
+                    if site.side == Side.EACH and _is_embedding(request.model, site.layer)
+                ]
                 names = [*([channels.name] if channels.writers else []), *tables]
                 untouched += [Untouched.because(name, channels.obstacle) for name in names]
         return sets, untouched + excluded

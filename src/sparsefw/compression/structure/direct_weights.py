@@ -1,4 +1,4 @@
-"""Direct weights: parameters that code multiplies with by itself, such as those of layers that it does not call, or of experts."""
+"""Direct weights: parameters that code multiplies with by itself, such as those of layers that it does not call."""
 
 from __future__ import annotations
 

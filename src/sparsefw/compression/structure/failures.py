@@ -20,7 +20,9 @@ def described(error: BaseException) -> str:
     message = _shortened(first_line(error))
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module) and not frame.f_globals.get("__name__", "").startswith(("torch.", "sparsefw.")):
+        if isinstance(module, nn.Module) and not frame.f_globals.get("__name__", "").startswith(
+            ("torch.", "sparsefw.")
+        ):
             code = linecache.getline(frame.f_code.co_filename, line).strip()
             place = f"{type(module).__name__}.{frame.f_code.co_name}"
             return f"{message}, in {place}: {_shortened(code)}" if code else f"{message}, in {place}"

@@ -32,6 +32,7 @@ from sparsefw.compression.structure.direct_weights import PRODUCTS, Weight, view
 
 if TYPE_CHECKING:
     from sparsefw.compression.structure.operations import Rule
+    from sparsefw.compression.structure.parameters import Parameters
 
 Array = npt.NDArray[np.int64]
 
@@ -160,9 +161,7 @@ class Number(NamedTuple):
 class Tracer(TorchDispatchMode):
     """Follows labels through every tensor operation outside of the layers that have their own rule (trace.py)."""
 
-    def __init__(
-        self, labels: Labels, bare_labels: Callable[[Tensor], Array | None], rules: Mapping[str, Rule], unknown: Rule
-    ) -> None:
+    def __init__(self, labels: Labels, parameters: Parameters, rules: Mapping[str, Rule], unknown: Rule) -> None:
         super().__init__()
         self.labels = labels
         self.inside_layers = 0  # above 0 while a layer with its own rule runs
@@ -173,21 +172,16 @@ class Tracer(TorchDispatchMode):
         self.heads: list[Array] = []  # labels along the axis of heads of a product of activations
         self.numbers_of_code: Callable[[int, bool | None], list[tuple[str, str]]] = lambda value, last: []
         self.weight_of: Callable[[Tensor], Weight | None] = lambda tensor: None  # of a parameter
-        self.weight_is_used: Callable[[Weight, str], None] = lambda weight, operation: None
-        self.written_by: Callable[[Weight, Array | None, int], Array] = lambda weight, read, count: self.labels.fresh(
-            count
-        )
-        self.name_of: Callable[[Tensor], str] = lambda tensor: "a tensor"  # for people to read
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # views of parameters
-        self._bare_labels = bare_labels
+        self.parameters = parameters
         self._rules = rules
         self._unknown = unknown
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return the labels of a tensor; None for inputs and constants, which have none."""
         if tensor not in self._of:
-            labels = self._bare_labels(tensor)
+            labels = self.parameters.labels_of(tensor)
             if labels is not None:
                 self._of[tensor] = labels
         return self._of.get(tensor)
@@ -221,9 +215,7 @@ class Tracer(TorchDispatchMode):
         self.labels.unite(labels, first)
         return first
 
-    def count(
-        self, value: int, labels: Array, axis: int, last: bool | None = None, place: int | None = None
-    ) -> bool:
+    def count(self, value: int, labels: Array, axis: int, last: bool | None = None, place: int | None = None) -> bool:
         """Note that the module whose code runs may hold this length of an axis of labels; return whether it does.
 
         last: whether it is the last axis of the tensor, which a module rather calls a dimension; None: either.
@@ -257,7 +249,7 @@ class Tracer(TorchDispatchMode):
     def weight(self, tensor: Tensor) -> Weight | None:
         """Return the weight that a tensor is a view of; None if it is none."""
         known: Weight | None = self._weights.get(tensor)
-        return self.weight_of(tensor) if known is None else known
+        return self.parameters.weight_of(tensor) if known is None else known
 
     def _view_weights(self, operation: str, inputs: Sequence[Tensor], args: Any, out: Any) -> None:
         """Follow views of weights; whatever else code does with the weight of a layer keeps the channels of the layer."""
@@ -267,7 +259,7 @@ class Tracer(TorchDispatchMode):
             if view is not None:
                 self._weights[out] = view
             elif weight is not None and weight.is_layers and operation not in PRODUCTS:
-                self.weight_is_used(weight, operation)
+                self.parameters.weight_is_used(weight, operation)
 
     def mixed(self, labels: Array, reason: Reason) -> Array:
         """Return the label of a mixture of all of these channels, along the axes that labels have."""

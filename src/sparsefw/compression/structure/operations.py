@@ -76,7 +76,7 @@ def _meet_constant(tracer: Tracer, constant: Tensor, shape: Sequence[int], label
         return tracer.pin(labels, axes)
     counted = [tracer.count(labels.shape[axis], labels, axis) for axis in axes]
     if not all(counted):
-        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(constant)))
+        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(constant)))
 
 
 def _spread(shape: Sequence[int], labels: Array) -> bool:

@@ -56,12 +56,12 @@ def _layer(tracer: Tracer, weight: Weight, added: Sequence[Tensor], left: Tensor
         tracer.labels.fix(read, because(Cause.READ_FROM_SEVERAL_PLACES, layer=weight.site))
         read = None
     read = None if read is None else np.broadcast_to(read.ravel(), left.shape[-1])
-    written = tracer.written_by(weight, read, out.shape[-1])
+    written = tracer.parameters.written_by(weight, read, out.shape[-1])
     for t in added:
         labels = tracer.of(t)
         if labels is None or varying(labels) not in ([], [labels.ndim - 1]):
             tracer.fix([t], because(Cause.USED_OUTSIDE))
-            tracer.labels.fix(written, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(t)))
+            tracer.labels.fix(written, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(t)))
         else:
             tracer.labels.unite(labels.ravel(), written)
     tracer.set(out, written.reshape((1,) * (out.ndim - 1) + (-1,)))
@@ -90,7 +90,7 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
     is_batch = len(np.unique(in_order)) < count  # images times heads are no number of a module
     if any(line is None for line in lines) and (is_batch or not tracer.count(count, in_order, axis, last=False)):
         fixed = next(t for t, labels in factors if labels is None and t.shape[axis] > 1)
-        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE, tensor=tracer.name_of(fixed)))
+        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(fixed)))
     elif len(factors) > 1:
         tracer.heads.append(with_labels[0])
     return in_order

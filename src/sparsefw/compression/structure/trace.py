@@ -26,27 +26,23 @@ from sparsefw.compression.structure.channels import (
     tensors_of,
 )
 from sparsefw.compression.structure.counted_norms import norm_form
-from sparsefw.compression.structure.direct_weights import Weight, weight_of
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Labels, Parts, Tracer, slots_of, varying
 from sparsefw.compression.structure.layers import (
-    AnyConv,
-    axis_of_channels,
     call_on_copy,
     channel_axis,
     evaluating,
     hint_at_labels,
     hooks,
     is_layer,
-    may_be_of_channels,
     shared_layers,
 )
+from sparsefw.compression.structure.notes import Notes
 from sparsefw.compression.structure.numbers import numbers_in
 from sparsefw.compression.structure.operations import RULES, unknown
+from sparsefw.compression.structure.parameters import Parameters
 from sparsefw.compression.structure.ties import Axis, shared_axes
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
 from sparsefw.text import first_line
-
-LARGEST_TABLE = 2**18  # entries of a parameter outside of layers, each of which gets a label
 
 
 def find_channels(model: nn.Module, example: Any) -> list[Channels]:
@@ -69,22 +65,13 @@ class _Trace:
 
     def __init__(self) -> None:
         self.labels = Labels()
-        self.tracer = Tracer(self.labels, self._bare_labels, RULES, unknown)
+        self.notes = Notes(self.labels)
+        self.parameters = Parameters(self.notes)
+        self.tracer = Tracer(self.labels, self.parameters, RULES, unknown)
         self.tracer.numbers_of_code = self._numbers_of_code
-        self.tracer.name_of = self._name_of
-        self.tracer.weight_of = self._weight_of
-        self.tracer.weight_is_used = self._weight_is_used
-        self.tracer.written_by = self._written_by
-        self.tables: dict[str, Array] = {}  # bare parameters of two axes -> the label of each entry
         self.running: list[str] = []  # the modules whose code runs, the innermost last
-        self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
-        self.called: set[str] = set()
+        self.called = self.notes.called
         self.modules: dict[str, nn.Module] = {}
-        self.bare: dict[
-            Tensor, str
-        ] = {}  # parameters, and buffers that may be a scale, an offset or a mask of channels
-        self.used: dict[str, Reason] = {}  # layers -> what code does with their weights by itself
-        self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
         self.shared: dict[Axis, list[tuple[str, Side]]] = {}  # axes of shared parameters -> the sides that count them
         self.owners: dict[str, str] = {}  # module -> another that shares a parameter with it
 
@@ -93,14 +80,13 @@ class _Trace:
         if mode is not evaluating:  # evaluation changes nothing in the model
             model = copy.deepcopy(model)
         self.modules = dict(model.named_modules())
-        self.bare = {p: name for name, p in model.named_parameters()}
-        self.bare |= {b: name for name, b in model.named_buffers() if may_be_of_channels(b)}
+        self.parameters.enter(model)
         self.shared = shared_axes(model)
         self.owners = shared_layers(model)
-        self.obstacles = {}
+        self.notes.obstacles = {}
         for name, module in model.named_modules():
             if is_layer(module) and not {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
-                self.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
+                self.notes.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
         with mode(model), hooks(model, self.hooks), self.tracer:
             outputs = tensors_of(call_on_copy(model, example))
         if not outputs:
@@ -169,7 +155,7 @@ class _Trace:
         """A layer over positions, such as tokens, computes the same for every channel, which stays where it is."""
         positions = self.labels.fresh(output.shape[channel_axis(module, output)])
         self.labels.fix(positions, because(Cause.MIXES_POSITIONS, layer=name))
-        self._note(name, Side.OUT, positions)
+        self.notes.add(name, Side.OUT, positions)
         self.tracer.set(output, seen)
 
     def _read(self, name: str, module: nn.Module, x: Tensor) -> None:
@@ -179,7 +165,7 @@ class _Trace:
         cause = Cause.SEES_NEIGHBOURS if over_window else Cause.READ_FROM_SEVERAL_PLACES
         labels = self._per_channel(x, axis, because(cause, layer=name))
         if labels is not None:
-            self._note(name, Side.IN, labels)
+            self.notes.add(name, Side.IN, labels)
 
     def _per_channel(self, x: Tensor, axis: int, obstacle: Reason) -> Array | None:
         """Return the label of each channel of a tensor; None if it has no labels.
@@ -200,10 +186,10 @@ class _Trace:
 
     def _write(self, name: str, module: nn.Module, output: Tensor) -> None:
         axis = channel_axis(module, output)
-        labels = self.noted.get((name, Side.OUT))
+        labels = self.notes.of.get((name, Side.OUT))
         if labels is None:  # a layer that is called again writes the same channels again
             labels = self.labels.fresh(output.shape[axis])
-        self._note(name, Side.OUT, labels)
+        self.notes.add(name, Side.OUT, labels)
         self._set_channels(output, axis, labels)
 
     def _each(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
@@ -212,7 +198,7 @@ class _Trace:
         if labels is None:
             return
         if not (isinstance(module, nn.PReLU) and module.num_parameters == 1):
-            self._note(name, Side.EACH, labels)
+            self.notes.add(name, Side.EACH, labels)
         times = output.shape[axis] // inputs[0].shape[axis]
         self._set_channels(output, axis, np.repeat(labels, times))
 
@@ -226,7 +212,7 @@ class _Trace:
         if output.shape[axis] != module.get_parameter("weight").shape[0] or any(i != axis for i in varying(labels)):
             return self._mixing_norm(name, module, inputs, output)
         of_channels = np.broadcast_to(labels.ravel(), output.shape[axis])
-        self._note(name, Side.EACH, of_channels)
+        self.notes.add(name, Side.EACH, of_channels)
         if form.groups > 1:
             part = np.repeat(np.arange(form.groups), len(of_channels) // form.groups)
             reason = because(Cause.UNEQUAL_GROUPS, layer=name)
@@ -234,10 +220,10 @@ class _Trace:
         self._set_channels(output, axis, of_channels)
 
     def _embedding(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
-        labels = self.noted.get((name, Side.EACH))
+        labels = self.notes.of.get((name, Side.EACH))
         if labels is None:
             labels = self.labels.fresh(output.shape[-1])
-        self._note(name, Side.EACH, labels)
+        self.notes.add(name, Side.EACH, labels)
         self._set_channels(output, output.ndim - 1, labels)
 
     def _mixing_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
@@ -261,102 +247,6 @@ class _Trace:
         self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
         self._source(name, module, inputs, output)
 
-    def _name_of(self, tensor: Tensor) -> str:
-        """Return what people call a tensor: a parameter or buffer by its name, another by the module that makes it."""
-        name = self.bare.get(tensor)
-        if name is not None:
-            return f"the {'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} {name}"
-        module = self.modules[self.running[-1] if self.running else ""]
-        return f"a tensor of shape {tuple(tensor.shape)} in the code of {type(module).__name__}"
-
-    def _weight_of(self, tensor: Tensor) -> Weight | None:
-        name = self.bare.get(tensor)
-        return None if name is None else weight_of(self.modules[name.rpartition(".")[0]], name, tensor)
-
-    def _weight_is_used(self, weight: Weight, operation: str) -> None:
-        self.used.setdefault(weight.site, because(Cause.WEIGHT_IS_USED, layer=weight.site, operation=operation))
-
-    def _written_by(self, weight: Weight, read: Array | None, count: int) -> Array:
-        """Note that code multiplies with a weight by itself; return the labels of what it writes."""
-        rows, columns = weight.sides[-2:]
-        if read is not None and rows is not None:
-            self._note(weight.site, rows, read)
-        elif read is not None:
-            self.labels.fix(read, because(Cause.USED_OUTSIDE))
-        written = self.noted.get((weight.site, columns)) if columns is not None else None
-        if written is None:
-            written = self.labels.fresh(count)
-        if columns is None:
-            self.labels.fix(written, because(Cause.USED_OUTSIDE))
-        else:
-            self._note(weight.site, columns, written)
-        self.called.add(weight.site)
-        return written
-
-    def _bare_labels(self, tensor: Tensor) -> Array | None:
-        """Label a tensor used outside of layers, such as a scale or a mask per channel or a table of positions."""
-        name = self.bare.get(tensor)
-        if name is None:
-            return None
-        owner = self.modules[name.rpartition(".")[0]]
-        if isinstance(owner, (nn.Linear, AnyConv)):
-            return self._bias_labels(name, tensor)
-        axis = axis_of_channels(tensor)
-        if axis is None and not isinstance(tensor, nn.Parameter):
-            return None
-        if axis is None or (tensor.ndim == 2 and min(tensor.shape) > 1):
-            return self._table_labels(name, tensor)
-        labels = self.noted.get((name, Side.EACH))
-        if labels is None:
-            labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
-        self._note(name, Side.EACH, labels)
-        return labels.reshape([-1 if i == axis else 1 for i in range(tensor.ndim)])
-
-    def _bias_labels(self, name: str, tensor: Tensor) -> Array | None:
-        """Label the bias of a layer, outside of the layer, by its outputs; None for a weight."""
-        layer, _, local = name.rpartition(".")
-        if local != "bias":
-            return None
-        side = Side.EACH if is_depthwise(self.modules[layer]) else Side.OUT
-        labels = self.noted.get((layer, side), self.labels.fresh(len(tensor)))
-        self._note(layer, side, labels)
-        return labels
-
-    def _table_labels(self, name: str, tensor: Tensor) -> Array | None:
-        """Label every entry of a table, such as biases of attention: which of its axes counts channels, its use shows.
-
-        Of larger tables, such as positions, the last axis does.
-        """
-        if tensor.numel() > LARGEST_TABLE:
-            columns = self.noted.get((name, Side.EACH), self.labels.fresh(tensor.shape[-1]))
-            self._note(name, Side.EACH, columns)
-            return columns.reshape((1,) * (tensor.ndim - 1) + (-1,))
-        if name not in self.tables:
-            self.tables[name] = self.labels.fresh(tensor.numel()).reshape(tuple(tensor.shape))
-        return self.tables[name]
-
-    def _judge_tables(self) -> None:
-        """Note the axis of every table along which its labels differ. Entries that nothing uses go with their neighbours."""
-        for name, entries in self.tables.items():
-            classes = self.labels.classes(entries)
-            distinct, counts = np.unique(classes, return_counts=True)
-            used = ~np.isin(classes, distinct[counts == 1])
-            for side, axis in _sides_of_table(entries):
-                first = _same_along_others(classes, used, axis)
-                if first is not None:
-                    self.labels.unite(np.moveaxis(classes, axis, -1), first)
-                    self._note(name, side, first)
-                    break
-            else:
-                self.labels.fix(entries, because(Cause.TWO_AXES))
-
-    def _note(self, name: str, side: Side, labels: Array) -> None:
-        if name in self.obstacles:
-            self.labels.fix(labels, self.obstacles[name])
-        if (name, side) in self.noted:  # a layer used twice has the same channels both times
-            self.labels.unite(self.noted[name, side], labels)
-        self.noted[name, side] = labels
-
     def _tie_shared(self) -> None:
         """Make labels of an axis of a shared parameter equal; a layer that was not called is cut along with the others.
 
@@ -364,12 +254,12 @@ class _Trace:
         """
         counted = {layer for sites in self.shared.values() for layer, _ in sites}
         for sites in self.shared.values():
-            known = [self.noted[site] for site in sites if site in self.noted]
+            known = [self.notes.of[site] for site in sites if site in self.notes.of]
             for labels in known[1:]:
                 self.labels.unite(known[0], labels)
             for site in sites if known else []:
-                self.noted.setdefault(site, known[0])
-        for (name, _), labels in self.noted.items():
+                self.notes.of.setdefault(site, known[0])
+        for (name, _), labels in self.notes.of.items():
             other = self.owners.get(name)
             if other is not None and not {name, other} <= counted:
                 self.labels.fix(labels, because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=name, other=other))
@@ -377,14 +267,14 @@ class _Trace:
     def channels(self) -> list[Channels]:
         """Return the sets: classes of labels with the same sites, and the same number of slots in each, form one set."""
         self._tie_shared()
-        for (name, _), labels in self.noted.items():
-            if name in self.used:
-                self.labels.fix(labels, self.used[name])
-        self._judge_tables()
-        self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
+        self.parameters.judge_uses()
+        self.parameters.judge_tables()
+        self.tracer.judge_mixtures(
+            labels for (_, side), labels in self.notes.of.items() if side in (Side.IN, Side.EACH)
+        )
         self.tracer.judge_grids()
         self._tie_counted()
-        noted = [*self.noted.items(), *self._counted_numbers().items()]
+        noted = [*self.notes.of.items(), *self._counted_numbers().items()]
         sites = [
             site for site, _ in noted
         ]  # below, a site is its place in here: a number is hashed a million times in no time
@@ -433,7 +323,7 @@ class _Trace:
         is_heads: bool,
     ) -> Channels:
         sites = tuple(Site(*all_sites[place], tuple(tuple(at[place]) for at in members)) for place in members[0])
-        buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
+        buffers = {name for tensor, name in self.parameters.names.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
             reason = because(Cause.NOTHING_TRAINED)  # nothing that is trained has these channels
         return Channels(sites, (0,) * len(members), reason, is_heads)
@@ -446,21 +336,6 @@ def _is_apart(module: nn.Module, x: Tensor, labels: Array) -> bool:
     along = [i for i in varying(labels) if i != axis]
     is_point = all(i < axis or window[i - axis - 1] == 1 for i in along)
     return bool(along) and labels.shape[axis] == 1 and is_point
-
-
-def _sides_of_table(entries: Array) -> list[tuple[Side, int]]:
-    """Return the sides of a parameter outside of layers, each with the axis that it counts, the last one first."""
-    sides = [(Side.EACH, entries.ndim - 1), (Side.ROWS, 0), (Side.PLANES, 1)]
-    return [(side, axis) for side, axis in sides[: max(2, entries.ndim)] if entries.shape[axis] > 1]
-
-
-def _same_along_others(classes: Array, used: Array, axis: int) -> Array | None:
-    """Return the class at each place of an axis; None if used entries differ along another one."""
-    lines = np.moveaxis(classes, axis, 0).reshape(classes.shape[axis], -1)
-    in_use = np.moveaxis(used, axis, 0).reshape(lines.shape)
-    first = lines[np.arange(len(lines)), in_use.argmax(1)]
-    is_same = in_use.any(1) & ((lines == first[:, None]) | ~in_use).all(1)
-    return first if bool(is_same.all()) else None
 
 
 def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
