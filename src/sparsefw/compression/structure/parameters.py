@@ -75,7 +75,7 @@ class Parameters:
         if name is None:
             return None
         owner = self.modules[name.rpartition(".")[0]]
-        if isinstance(owner, (nn.Linear, AnyConv)):
+        if isinstance(owner, (nn.Linear, AnyConv)) and name.endswith((".weight", ".bias")):
             return self._bias_labels(name, tensor)
         axis = axis_of_channels(tensor)
         if axis is None and not isinstance(tensor, nn.Parameter):
@@ -91,9 +91,10 @@ class Parameters:
     def _bias_labels(self, name: str, tensor: Tensor) -> Array | None:
         """Label the bias of a layer, outside of the layer, by its outputs; None for a weight."""
         layer, _, local = name.rpartition(".")
-        if local != "bias":
+        module = self.modules[layer]
+        if local != "bias" or (is_depthwise(module) and module.out_channels != module.in_channels):
             return None
-        side = Side.EACH if is_depthwise(self.modules[layer]) else Side.OUT
+        side = Side.EACH if is_depthwise(module) else Side.OUT
         labels = self.notes.of.get((layer, side), self.labels.fresh(len(tensor)))
         self.notes.add(layer, side, labels)
         return labels
