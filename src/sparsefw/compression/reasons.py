@@ -58,7 +58,9 @@ class Cause(Enum):
     JOINED_WITH_PADDING = "padded to a fixed number of channels"
     NOTHING_LEFT = "the example leaves nothing of them: give one in which something is found"
     TAKEN_APART = "code takes them apart by position, and relies on how many there are"
-    UNEQUAL_PARTS = "code takes parts of them by position, such as halves after a shuffle, and no choice leaves each part as many"
+    UNEQUAL_PARTS = (
+        "code takes parts of them by position, such as halves after a shuffle, and no choice leaves each part as many"
+    )
     NOTHING_TRAINED = "no layer has them: they are in buffers and numbers of the code only"
 
     # The groups of grouped convolutions.
@@ -66,6 +68,7 @@ class Cause(Enum):
     UNEQUAL_GROUPS = "they are spread unequally over the groups of {layer}"
     GROUPED_DIFFERENTLY = "{layer} groups them differently from another layer"
     ONLY_ONE = "the only one"
+    ALL_TOGETHER = "all of its channels go together, as after several shuffles, so that none can go by itself"
     ONLY_ONE_OF_GROUP = "the only one of its group"
 
     # What a trial on the example shows.

@@ -152,6 +152,8 @@ def _unless_single(channels: Channels) -> Channels:
     group_count = len(set(channels.groups))
     if channels.obstacle is not None or channels.count > group_count:
         return channels
+    if channels.count == 1 and not channels.is_heads and any(len(site.slots[0]) > 1 for site in channels.writers):
+        return replace(channels, obstacle=because(Cause.ALL_TOGETHER))
     return replace(channels, obstacle=because(Cause.ONLY_ONE if group_count == 1 else Cause.ONLY_ONE_OF_GROUP))
 
 
