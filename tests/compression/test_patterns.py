@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from compression.following import parity, some
 from compression.zoo import Net, obstacle_of
+from sparsefw.compression import smaller
 from sparsefw.compression.structure.channels import Channels
 from sparsefw.compression.structure.removal import removable_channels, without
 
@@ -181,6 +182,14 @@ def test_a_layer_over_tokens_leaves_channels_where_they_are():
     found = sets_of(model, TOKENS)
     assert obstacle_of(found["a"]) == ""
     assert found["a"].leaves_constant
+    assert found["a"].reaches_norms
+    with (
+        pytest.raises(
+            ValueError, match=r"^the channels of a are not 0 where they are silent, and norms average over them"
+        ),
+        smaller(model, filters=0.5, example=TOKENS.double()),
+    ):
+        pass
     assert obstacle_of(found["tokens"]) == "it mixes positions, such as tokens, and no channels"
     y = model.a(TOKENS.double())
     y = y + model.tokens(y.mT).mT

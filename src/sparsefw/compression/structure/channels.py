@@ -55,6 +55,7 @@ class Channels:
     obstacle   why none of the channels can be removed; None if they can
     is_heads   whether they are heads of attention: each is several channels of a layer
     leaves_constant   whether a function behind them maps 0 to another number: silencing them means that nothing reads them
+    reaches_norms   whether norms over channels see that number: silencing them means that these norms count it as 0
     """
 
     sites: tuple[Site, ...]
@@ -62,6 +63,7 @@ class Channels:
     obstacle: Reason | None = None
     is_heads: bool = False
     leaves_constant: bool = False
+    reaches_norms: bool = False
 
     @property
     def count(self) -> int:

@@ -60,20 +60,20 @@ def cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     return small
 
 
-def silence(model: nn.Module, edits: Iterable[Edit], readers: bool = True) -> None:
+def silence(model: nn.Module, edits: Iterable[Edit], readers: bool = True, norms: bool = True) -> None:
     """Set to 0, in place, the channels that these edits would remove; edits of other kinds have no effect.
 
     Args:
         model: The network.
         edits: The edits.
-        readers: Also what layers and norms read from these channels: they may carry a constant, if a function does not map 0
-            to 0.
+        readers: Also what layers read from these channels: they may carry a constant, if a function does not map 0 to 0.
+        norms: Also what norms over channels see of them.
     """
     for edit in edits:
         if isinstance(edit, Keep) and (readers or edit.side != Side.IN):
             removed = sorted(set(range(surgery.size(model, edit.layer, edit.side))) - set(edit.kept))
             surgery.zero_channels(model, edit.layer, edit.side, removed)
-            if readers and edit.side == Side.EACH and surgery.is_norm_over_channels(model, edit.layer):
+            if norms and edit.side == Side.EACH and surgery.is_norm_over_channels(model, edit.layer):
                 surgery.ignore_channels(model, edit.layer, removed)
 
 
@@ -82,23 +82,23 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
     Both keep the model's own weights. Edits of rank and of single weights remove no channels and play no part.
     """
-    return _comparison(model, edits, example, layers_to_watch(model, example), readers=True).gap()[0]
+    return _comparison(model, edits, example, layers_to_watch(model, example), True, True).gap()[0]
 
 
 def _comparison(
-    model: nn.Module, edits: Sequence[Edit], example: Any, watched: Collection[str], readers: bool
+    model: nn.Module, edits: Sequence[Edit], example: Any, watched: Collection[str], readers: bool, norms: bool
 ) -> Comparison:
     """Return the network with these channels silent beside the one without them."""
     shrunk = {edit.layer for edit in edits if isinstance(edit, Keep) and edit.side == Side.OUT}
     whole = frozenset(watched) - shrunk
-    return Comparison(lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example, whole)
+    return Comparison(lambda _: _silenced(model, edits, readers, norms), lambda _: cut(model, edits), example, whole)
 
 
-def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool) -> nn.Module:
+def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool, norms: bool) -> nn.Module:
     """Return a copy in which the channels that these edits would remove are 0; other weights share the model's memory."""
     changed = {edit.layer for edit in edits if isinstance(edit, Keep) and (readers or edit.side != Side.IN)}
     silenced = copy_sharing_weights(model, changed)
-    silence(silenced, edits, readers)
+    silence(silenced, edits, readers, norms)
     return silenced
 
 
@@ -174,10 +174,11 @@ class Trial:
     def problem(self, sets: Sequence[Channels], /, briefly: bool = False) -> Reason | None:
         """Return what goes wrong when some of the channels of these sets are removed; None if it equals silencing them."""
         readers = any(channels.leaves_constant for channels in sets)
+        norms = any(channels.reaches_norms for channels in sets)
         for draw in range(_DRAWS):
             edits = removal_edits(self.model, {channels: _some(channels, draw) for channels in sets})
             try:
-                differs = _comparison(self.model, edits, self.example, self.watched, readers).differs(briefly)
+                differs = _comparison(self.model, edits, self.example, self.watched, readers, norms).differs(briefly)
                 for mode in self.modes[1:]:
                     small = cut(self.model, edits)
                     with mode(small):

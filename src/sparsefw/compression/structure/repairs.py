@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
+from sparsefw.compression.structure.surgery import is_norm_over_channels
 from sparsefw.compression.structure.trials import Problem, offenders
 
 _ALIGNMENT = 16  # bytes
@@ -36,7 +37,14 @@ def repair(
             fitting = next((form for form in forms if form is not None and problem([form]) is None), None)
             if fitting is not None:
                 repaired |= {stream: fitting, **dict.fromkeys(together, None)}
-    for change in (_in_aligned_blocks, _silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
+    for change in (
+        _in_aligned_blocks,
+        _silent_to_readers,
+        _silent_to_norms,
+        _without_numbers,
+        _with_checked_numbers,
+        _with_numbers,
+    ):
         by_set = {channels: change(channels, model) for channels in failed if channels not in repaired}
         changed = {channels: form for channels, form in by_set.items() if form is not None}
         still = offenders(list(changed.values()), problem)
@@ -99,6 +107,12 @@ def _in_aligned_blocks(channels: Channels, model: nn.Module) -> Channels | None:
 def _silent_to_readers(channels: Channels, model: nn.Module) -> Channels:
     """A function behind the set does not map 0 to 0."""
     return replace(channels, leaves_constant=True)
+
+
+def _silent_to_norms(channels: Channels, model: nn.Module) -> Channels | None:
+    """Norms over channels see what is left of the set, as the offset of a layer over tokens."""
+    norms = [site for site in channels.sites if site.side == Side.EACH and is_norm_over_channels(model, site.layer)]
+    return replace(channels, leaves_constant=True, reaches_norms=True) if norms else None
 
 
 def _without_numbers(channels: Channels, model: nn.Module) -> Channels | None:
