@@ -69,8 +69,8 @@ class ChannelCut(InPlaceCut):
         seen = next((channels.name for channels in sets if channels.reaches_norms), None)
         if seen is not None:
             raise ValueError(
-                f"the channels of {seen} are not 0 where they are silent, and norms average over them: they cannot be left out in "
-                "place; exclude these layers, or use compress, which removes them"
+                f"the channels of {seen} are not 0 where they are silent, and norms average over them: they cannot be left out "
+                "in place; exclude these layers, or use compress, which removes them"
             )
         self._scores = scores
         self._counts = counts
