@@ -209,6 +209,8 @@ def _collect(
                 # Rows of inputs and outputs belong together: those of a detector's head to the same boxes.
                 with evaluating(cut.model), batch_statistics(cut.model), Decisions(decided):
                     layer_input = until(cut.model, cut.model.get_submodule(name), inputs, output=False)
+                if isinstance(layer, nn.Linear) and layer_input.shape[:-1] != output.shape[:-1]:
+                    continue  # a layer over positions, which sees fewer channels and computes the same for each
                 current = cut.model.get_submodule(name)
                 first_layer = current[0] if isinstance(current, nn.Sequential) else current
                 for x, y in samples(first_layer, layer_input, output, cut.rows.get(name), positions):
