@@ -54,6 +54,34 @@ def test_what_has_the_same_place_in_both_groups_of_a_shuffle_goes_together(name)
     assert slots(found["a"], "a") == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
+def test_channels_that_are_shuffled_and_halved_lose_the_same_places_of_both_halves():
+    """The halves of what is left are those of all only where both lose the same places, after each shuffle."""
+    torch.manual_seed(0)
+
+    def shuffled(x: Tensor) -> Tensor:
+        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        left, right = shuffled(m.a(x)).chunk(2, 1)
+        return m.b(shuffled(torch.cat([left, m.branch(right).relu()], 1)))
+
+    parts = dict(a=nn.Conv2d(3, 16, 1), branch=nn.Conv2d(8, 8, 1), b=nn.Conv2d(16, 4, 1))
+    found = sets_of(Net(run, **parts), IMAGE)
+    assert {obstacle_of(channels) for channels in found.values()} == {"", OUTPUT}
+
+
+def test_what_is_taken_apart_into_halves_and_into_thirds_goes_with_the_same_places_of_all():
+    torch.manual_seed(0)
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        y = m.a(x)
+        thirds = y.chunk(3, 1)
+        return m.b(torch.cat(y.chunk(2, 1)[::-1], 1) + torch.cat(thirds[::-1], 1))
+
+    found = sets_of(Net(run, a=nn.Conv2d(3, 12, 1), b=nn.Conv2d(12, 4, 1)), IMAGE)
+    assert slots(found["a"], "a") == [(0, 2, 4, 6, 8, 10), (1, 3, 5, 7, 9, 11)]
+
+
 def test_pixels_of_one_channel_go_together():
     found = sets_of(convolutions(lambda m, x: m.b(F.pixel_unshuffle(F.pixel_shuffle(m.a(x), 2), 2))), IMAGE)
     assert slots(found["a"], "a") == [(0, 1, 2, 3), (4, 5, 6, 7)]

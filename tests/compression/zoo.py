@@ -29,7 +29,6 @@ from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"
 TOGETHER = "all of its channels go together"
-PARTS = "code takes parts of them by position"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
 
@@ -301,9 +300,7 @@ ZOO = (
     Architecture("efficientnet_b0", vision("efficientnet_b0"), image(32), 100, needs=TV, slow=True),
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
     Architecture("convnext", _convnext, image(64), 99, needs=TV, note="three stages of two blocks"),
-    Architecture(
-        "shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 65, (OUTPUT, PARTS, TOGETHER), needs=TV
-    ),
+    Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 85, (OUTPUT, TOGETHER), needs=TV),
     Architecture("vit", _vit, image(32), 99, needs=TV, note="two layers of width 64", export=True),
     Architecture("swin", _swin, image(64), 99, needs=TV, note="two stages of two layers"),
     Architecture("FCN", partial(_segmentation, "fcn"), image(32), 100, needs=TV, note="one block per stage", slow=True),

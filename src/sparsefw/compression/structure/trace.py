@@ -274,6 +274,25 @@ class _Trace:
         )
         self.tracer.judge_grids()
         self._tie_counted()
+        found = self._sets()
+        unbalanced = {channels.obstacle for channels in found if channels.obstacle is not None}
+        tied = [self._tie_parts(parts) for parts in self.tracer.parts if parts.reason in unbalanced]
+        return self._sets() if any(tied) else found
+
+    def _tie_parts(self, parts: Parts) -> bool:
+        """Make channels at the same place of equal parts go together, where no choice would balance the parts; return whether.
+
+        What several layers take apart into different parts is balanced if all that has the same place goes.
+        """
+        count = int(parts.part.max()) + 1
+        if parts.reason.cause is not Cause.UNEQUAL_PARTS or len(parts.labels) % count:
+            return False
+        by_part = parts.labels.reshape(count, -1)
+        self.labels.unite(by_part, by_part[:1])
+        return True
+
+    def _sets(self) -> list[Channels]:
+        """Return the sets as the labels are now."""
         noted = [*self.notes.of.items(), *self._counted_numbers().items()]
         sites = [
             site for site, _ in noted
