@@ -29,7 +29,7 @@ AT_64 = """
 OF_THEIR_SIZE = """
     vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 mixer_s32_224 gmlp_ti16_224 resmlp_12_224 visformer_tiny
     swin_tiny_patch4_window7_224 twins_svt_small pit_ti_224 xcit_nano_12_p16_224 cait_xxs24_224 levit_128s
-    swinv2_tiny_window8_256 inception_v3 efficientvit_m0 mvitv2_tiny halonet26t gcvit_xxtiny volo_d1_224
+    swinv2_tiny_window8_256 inception_v3 efficientvit_m0 mvitv2_tiny
 """
 TORCHVISION: Mapping[str, dict[str, Any]] = {
     "alexnet": {},
