@@ -24,12 +24,12 @@ AT_64 = """
     nf_regnet_b0 nf_resnet26 eca_nfnet_l0 resnetv2_50 resnetv2_50x1_bit ecaresnet26t resnest14d lambda_resnet26t
     cs3darknet_s convnext_atto convnextv2_atto edgenext_xx_small poolformer_s12 poolformerv2_s12 repvit_m0_9
     starnet_s1 hgnetv2_b0 fasternet_t0 mambaout_femto inception_next_tiny focalnet_tiny_srf efficientvit_b0
-    davit_tiny pvt_v2_b0 mobilevit_xxs mobilevitv2_050 xception41
+    davit_tiny pvt_v2_b0 mobilevit_xxs mobilevitv2_050 xception41 shvit_s1 vgg11_bn
 """
 OF_THEIR_SIZE = """
     vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 mixer_s32_224 gmlp_ti16_224 resmlp_12_224 visformer_tiny
     swin_tiny_patch4_window7_224 twins_svt_small pit_ti_224 xcit_nano_12_p16_224 cait_xxs24_224 levit_128s
-    swinv2_tiny_window8_256 inception_v3
+    swinv2_tiny_window8_256 inception_v3 efficientvit_m0 mvitv2_tiny
 """
 TORCHVISION: Mapping[str, dict[str, Any]] = {
     "alexnet": {},
@@ -84,6 +84,13 @@ TEXT: Mapping[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": _DECODER,
     "MixtralForCausalLM": dict(**_DECODER, num_local_experts=4),
     "T5EncoderModel": _T5,
+    "Gemma2ForCausalLM": dict(**_DECODER, head_dim=8),
+    "Qwen3MoeForCausalLM": dict(**_DECODER, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "GPTJForCausalLM": dict(**_GPT, rotary_dim=4),
+    "PersimmonForCausalLM": _DECODER,
+    "GraniteForCausalLM": _DECODER,
+    "ConvBertForSequenceClassification": dict(embedding_size=32, **_ENCODER),
+    "MobileBertForSequenceClassification": dict(embedding_size=16, intra_bottleneck_size=16, **_ENCODER),
 }
 TEXT_TO_TEXT: Mapping[str, dict[str, Any]] = {
     "T5ForConditionalGeneration": _T5,
@@ -97,6 +104,7 @@ IMAGES: Mapping[str, tuple[int, dict[str, Any]]] = {
     "SwinForImageClassification": (64, _WINDOWS),
     "Swinv2ForImageClassification": (64, _WINDOWS),
     "ConvNextForImageClassification": (64, _STAGES),
+    "PoolFormerForImageClassification": (64, _STAGES),
     "PvtForImageClassification": (64, dict(**_STAGES, image_size=64, num_attention_heads=[1, 2, 2, 4])),
 }
 

@@ -1,6 +1,8 @@
 """Writes docs/support.md: which architectures can be compressed, and how, as the trials of the tests' zoo show.
 
 python benchmarks/support_matrix.py [--only NAME ...] [--output FILE]
+
+With --only, the rows of these networks are written anew into the file, and the others stay.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -75,9 +77,8 @@ class Row:
     onnx: str
 
     def cells(self) -> list[str]:
-        note = f" ({self.architecture.note})" if self.architecture.note else ""
         kinds = [_cell(kind, self.trials[kind]) for kind in KINDS]
-        return [self.architecture.name + note, f"{self.removable:.0%}", *kinds, self.onnx, self._untouched()]
+        return [self.architecture.titled, f"{self.removable:.0%}", *kinds, self.onnx, self._untouched()]
 
     def _untouched(self) -> str:
         """Return the reasons for which channels were not removed."""
@@ -135,8 +136,8 @@ def versions() -> str:
     return ", ".join(texts)
 
 
-def examine_foreign(network: Foreign) -> tuple[list[str], float]:
-    """Return the row of a network, and the share of its parameters that is removed."""
+def examine_foreign(network: Foreign) -> list[str]:
+    """Return the row of a network."""
     torch.manual_seed(0)
     dense = awake(network.build()).eval()
     inputs = network.example(dense)
@@ -146,41 +147,49 @@ def examine_foreign(network: Foreign) -> tuple[list[str], float]:
     trial = attempt(dense, inputs, filters=0.5)
     seconds = time.process_time() - started
     if trial.small is None:
-        return [network.name, size, "", "", f"{seconds:.1f}", trial.refused], 0.0
+        return [network.name, size, "", "", f"{seconds:.1f}", trial.refused]
     if not trial.gap <= TOLERANCE:
         raise SystemExit(f"{network.name}: the compressed network is off by {trial.gap:g}")
     kept = trial.small.costs.parameters / trial.small.dense.parameters
     untouched = [u for u in trial.small.plan.untouched if not u.note and u.cause is not Cause.OUTPUT]
     reasons = collections.Counter(_without_layer_name(u.reason) for u in untouched)
     left = "; ".join(f"{reason} ({n}x)" for reason, n in reasons.most_common(3)) or "nothing"
-    return [network.name, size, f"{kept:.0%}", f"{trial.gap:.0e}", f"{seconds:.1f}", left], 1 - kept
+    return [network.name, size, f"{kept:.0%}", f"{trial.gap:.0e}", f"{seconds:.1f}", left]
 
 
-def more_networks(only: Sequence[str]) -> str:
-    """Return the section about networks of other libraries."""
+def more_networks(only: Sequence[str], known: Mapping[str, list[str]]) -> str:
+    """Return the section about networks of other libraries; known: the rows of networks that are not examined."""
     rows = []
-    removed = []
     for network in FOREIGN:
-        if only and network.name not in only:
-            continue
-        row, share = examine_foreign(network)
+        row = known.get(network.name)
+        if row is None or network.name in only:
+            row = examine_foreign(network)
+            print(" | ".join(row), flush=True)
         rows.append(row)
-        removed.append(share)
-        print(" | ".join(row), flush=True)
+    removed = [1 - float(kept.rstrip("%")) / 100 if kept else 0.0 for _, _, kept, *_ in rows]
     introduction = MORE.format(count=len(rows), removed=sum(removed) / max(1, len(removed)))
     return introduction + markdown_table(MORE_COLUMNS, rows) + "\n"
 
 
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Return the rows of the tables of a page by their first cells."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {cells[0]: cells for cells in lines}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="names of architectures; default: all")
+    parser.add_argument("--only", nargs="*", help="names of architectures whose rows are written anew; default: all")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "support.md")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries
+    known = rows_of(args.output.read_text()) if args.only else {}
     rows = []
     for architecture in ZOO:
-        if args.only and architecture.name not in args.only:
+        row = known.get(architecture.titled)
+        if row is not None and architecture.name not in args.only:
+            rows.append(row)
             continue
         if architecture.missing:
             raise SystemExit(f"{architecture.name}: {architecture.missing}")
@@ -188,7 +197,7 @@ def main() -> None:
         print(" | ".join(rows[-1]), flush=True)
     text = INTRODUCTION.format(day=date.today(), versions=versions(), tolerance=TOLERANCE)
     text += markdown_table(COLUMNS, rows) + "\n"
-    args.output.write_text(text + more_networks(args.only or ()))
+    args.output.write_text(text + more_networks(args.only or (), known))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,17 @@ def test_a_sum_couples_all_that_is_added():
 
 def test_a_sum_with_the_input_fixes():
     model = Net(lambda m, x: m.b(m.a(x) + x), a=nn.Conv2d(3, 3, 1), b=nn.Conv2d(3, 4, 1))
-    check(model, image(), {"a.out b.in": (3, "meets a tensor of fixed size"), "b.out": (4, OUTPUT)})
+    check(
+        model,
+        image(),
+        {
+            "a.out b.in": (
+                3,
+                "they meet a tensor of shape (2, 3, 6, 6) that code makes, whose size does not change with them",
+            ),
+            "b.out": (4, OUTPUT),
+        },
+    )
 
 
 def test_branches_side_by_side_stay_apart():

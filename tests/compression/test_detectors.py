@@ -149,7 +149,10 @@ def test_what_fails_only_together_is_cut_as_far_as_possible():
     small = compress(Pair(), filters=0.5, example=torch.randn(3, 4))
     assert {name: len(layer.weight) for name, layer in small.model.named_children()} == dict(a=4, b=8, c=4, o=2)
     left = {u.layer: u.reason for u in small.plan.untouched if not u.note}
-    assert left["b"] == "the model does not run with fewer of them (RuntimeError)"
+    assert left["b"] == (
+        "the model's code does not run with fewer of them: one of them only, "
+        'in Pair.forward: raise RuntimeError("one of them only")'
+    )
 
 
 @pytest.mark.parametrize(

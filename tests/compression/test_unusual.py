@@ -224,7 +224,7 @@ def test_modules_that_are_not_layers_are_listed():
     assert small.model[1].scale.shape == (8, 1, 1)
     assert [u.layer for u in small.plan.untouched if not u.note] == ["2"]
     small = compress(Recurrent(), weights=0.5, example=torch.randn(2, 5, 8))
-    assert "left as it is: cell: LSTM is not a layer that is compressed" in str(small).splitlines()
+    assert "left as it is: cell: LSTM is neither a convolution nor a linear layer" in str(small).splitlines()
 
 
 @pytest.mark.parametrize("how", [{"filters": 0.5}, {"rank": 0.5}, {"weights": 0.5}], ids=str)

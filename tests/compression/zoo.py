@@ -28,10 +28,7 @@ from sparsefw.compression.structure.removal import silence
 from sparsefw.models import build, import_torchvision
 
 OUTPUT = "the model's output"
-TWO_AXES = "laid out along two axes"
-NO_LAYER = "is not a layer that is compressed"
-PRODUCT = "a matrix product sums over the channels"
-DIRECT = "never called as a layer"
+TOGETHER = "all of its channels go together"
 FILTERS, RANK, WEIGHTS = "filters", "rank", "weights"
 KINDS = (FILTERS, RANK, WEIGHTS)
 
@@ -63,6 +60,11 @@ class Architecture:
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(kind for kind in KINDS if kind not in self.refused)
+
+    @property
+    def titled(self) -> str:
+        """Its name, and how it differs from the published network."""
+        return f"{self.name} ({self.note})" if self.note else self.name
 
     @property
     def missing(self) -> str:
@@ -298,9 +300,9 @@ ZOO = (
     Architecture("efficientnet_b0", vision("efficientnet_b0"), image(32), 100, needs=TV, slow=True),
     Architecture("regnet_y_400mf", vision("regnet_y_400mf"), image(64), 100, needs=TV),
     Architecture("convnext", _convnext, image(64), 99, needs=TV, note="three stages of two blocks"),
-    Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 65, (OUTPUT, TWO_AXES), needs=TV),
+    Architecture("shufflenet_v2_x0_5", vision("shufflenet_v2_x0_5"), image(64), 85, (OUTPUT, TOGETHER), needs=TV),
     Architecture("vit", _vit, image(32), 99, needs=TV, note="two layers of width 64", export=True),
-    Architecture("swin", _swin, image(64), 42, (OUTPUT, PRODUCT, DIRECT), needs=TV, note="two stages of two layers"),
+    Architecture("swin", _swin, image(64), 99, needs=TV, note="two stages of two layers"),
     Architecture("FCN", partial(_segmentation, "fcn"), image(32), 100, needs=TV, note="one block per stage", slow=True),
     Architecture(
         "DeepLabV3", partial(_segmentation, "deeplab"), image(32), 100, needs=TV, note="one block per stage", slow=True
@@ -319,7 +321,6 @@ ZOO = (
         _bert,
         tokens,
         67,
-        (OUTPUT, NO_LAYER),
         needs=HF,
         note="two layers of width 32",
         export=True,

@@ -154,7 +154,8 @@ class Pipeline:
             untouched += [entry for entry in (*cut.untouched, *notes) if entry not in untouched]
             model = cut.model
         if edits:
-            untouched += _unknown_layers(self.dense, {edit.layer for edit in edits})
+            named = {edit.layer for edit in edits} | {entry.layer for entry in untouched}
+            untouched += _unknown_layers(self.dense, named)
             if is_of_transformers(self.dense) and any(isinstance(edit, (Keep, Split)) for edit in edits):
                 untouched.append(Untouched.because("config", because(Cause.CONFIG_OF_DENSE)))
         not_run = [*unfit(self.dense, [note.layer for note in self.not_run], edits), *self.not_run]
@@ -294,16 +295,16 @@ def _not_run(model: nn.Module, called: set[str]) -> list[Untouched]:
     return [Untouched.because(name, because(Cause.NOT_RUN)) for name in names]
 
 
-def _unknown_layers(dense: nn.Module, edited: set[str]) -> list[Untouched]:
-    """Return the modules with weights that no kind knows, such as recurrent ones."""
+def _unknown_layers(dense: nn.Module, known: set[str]) -> list[Untouched]:
+    """Return the modules with weights that no kind knows, such as recurrent ones, without those that were spoken of."""
     untouched = []
     for name, module in dense.named_modules():
         is_leaf = all(child == "parametrizations" for child, _ in module.named_children())
         has_weight = any(p.ndim > 1 for p in module.parameters(recurse=False))
         if not name or is_layer(module) or not is_leaf or not has_weight:
             continue
-        is_edited = name in edited or any(layer.startswith(f"{name}.") for layer in edited)
-        if not is_edited and ".parametrizations." not in f".{name}.":
+        is_known = name in known or any(layer.startswith(f"{name}.") for layer in known)
+        if not is_known and ".parametrizations." not in f".{name}.":
             kind = type_before_parametrizations(module).__name__
             untouched.append(Untouched.because(name, because(Cause.UNKNOWN_TYPE, type=kind)))
     return untouched

@@ -20,11 +20,13 @@ class Cause(Enum):
 
     # How the model uses the layer.
     OUTPUT = "the model's output"
-    NEVER_CALLED = "never called as a layer: unused, or its weight is used directly"
+    NEVER_CALLED = (
+        "never called as a layer: the example leaves it unused, or code takes its weight in a way that is not followed"
+    )
     NOT_CALLED_ITSELF = "never called by itself"
     SEVERAL_NAMES = "the model knows it by several names"
     OWN_FORWARD = "{type} has a custom forward or hooks"
-    UNKNOWN_TYPE = "{type} is not a layer that is compressed"
+    UNKNOWN_TYPE = "{type} is neither a convolution nor a linear layer"
 
     # Where its weight comes from.
     SHARED_WEIGHT = "shares its weight with {other}"
@@ -34,35 +36,43 @@ class Cause(Enum):
     CHANNELS_OF_COMPUTED_WEIGHT = "{layer} computes its weight from other parameters"
 
     # What else the model does with the channels.
-    READ_FROM_SEVERAL_PLACES = "{layer} reads them from more than one place"
-    SEEN_IN_SEVERAL_PLACES = "{layer} sees them in more than one place"
+    READ_FROM_SEVERAL_PLACES = "{layer} reads them along two axes at once, so that none of its inputs is one channel"
+    SEES_NEIGHBOURS = "{layer} slides a window over them, so that each depends on its neighbours"
+    MIXES_POSITIONS = "it mixes positions, such as tokens, and no channels"
+    SEEN_IN_SEVERAL_PLACES = "{layer} treats several of them as one channel"
     AVERAGED_OVER = "{layer} ({type}) averages over them"
     READ_BY = "{layer} ({type}) reads them"
     WRITTEN_BY = "{layer} ({type}) writes them"
-    USED_OUTSIDE = "used outside of its layer"
-    UNKNOWN_OPERATION = "the operation {operation} is not followed"
+    USED_OUTSIDE = "code uses them outside of any layer, in a way that is not followed"
+    WEIGHT_IS_USED = "the model computes with the weight of {layer} outside of that layer, by {operation}"
+    UNKNOWN_OPERATION = "what the operation {operation} does to channels is not known"
     MIXED = "{operation} mixes the channels"
     SUMMED_BY_PRODUCT = "a matrix product sums over the channels"
     SUMMED_BY_ATTENTION = "attention sums over the channels"
     SPLIT_INTO_HEADS = "attention splits the channels into heads"
-    TWO_AXES = "laid out along two axes, such as groups to shuffle or heads"
+    TWO_AXES = "they are laid out as a table, such as groups by channels, of which only whole rows or columns could go"
     SHARED_BY_HEADS = "all heads share it"
-    SCALES_MANY = "one value scales many channels"
-    MEETS_FIXED_SIZE = "meets a tensor of fixed size"
-    JOINED_WITH_FIXED_SIZE = "joined with a tensor of fixed size"
-    JOINED_WITH_PADDING = "joined with padding"
+    SCALES_MANY = "one number of it scales many channels"
+    MEETS_FIXED_SIZE = "they meet {tensor}, whose size does not change with them"
+    JOINED_WITH_FIXED_SIZE = "joined with a tensor whose size does not change with them"
+    JOINED_WITH_PADDING = "padded to a fixed number of channels"
     NOTHING_LEFT = "the example leaves nothing of them: give one in which something is found"
-    TAKEN_APART = "taken apart by position"
+    TAKEN_APART = "code takes them apart by position, and relies on how many there are"
+    UNEQUAL_PARTS = (
+        "code takes parts of them by position, such as halves after a shuffle, and no choice leaves each part as many"
+    )
+    NOTHING_TRAINED = "no layer has them: they are in buffers and numbers of the code only"
 
     # The groups of grouped convolutions.
-    IN_SEVERAL_GROUPS = "one channel is in several groups of {layer}"
+    IN_SEVERAL_GROUPS = "{layer} has groups, and one channel is part of several"
     UNEQUAL_GROUPS = "they are spread unequally over the groups of {layer}"
     GROUPED_DIFFERENTLY = "{layer} groups them differently from another layer"
     ONLY_ONE = "the only one"
+    ALL_TOGETHER = "all of its channels go together, as after several shuffles, so that none can go by itself"
     ONLY_ONE_OF_GROUP = "the only one of its group"
 
     # What a trial on the example shows.
-    FAILS_WITH_FEWER = "the model does not run with fewer of them ({error})"
+    FAILS_WITH_FEWER = "the model's code does not run with fewer of them: {error}"
     REMOVAL_DIFFERS = "removing them is not the same as silencing them"
 
     # Low rank.

@@ -35,6 +35,7 @@ def to_file(record: StageRecord) -> tuple[dict[str, Any], dict[str, Tensor]]:
             "groups": patterns.number_of(tuple((group,) for group in channels.groups)),
             "heads": channels.is_heads,
             "constant": channels.leaves_constant,
+            "norms": channels.reaches_norms,
             "sites": [[site.layer, site.side.value, patterns.number_of(site.slots)] for site in channels.sites],
         }
         for channels in record.channels
@@ -98,7 +99,8 @@ def _channels(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Channe
     groups = tuple(group for (group,) in _slots(tensors, entry["groups"]))
     if any(len(site.slots) != len(groups) for site in sites):
         raise ValueError("sites of different numbers of channels")
-    return Channels(sites, groups, is_heads=bool(entry["heads"]), leaves_constant=bool(entry["constant"]))
+    heads, constant, norms = (bool(entry[name]) for name in ("heads", "constant", "norms"))
+    return Channels(sites, groups, is_heads=heads, leaves_constant=constant, reaches_norms=norms)
 
 
 def _slots(tensors: Mapping[str, Tensor], number: Any) -> Slots:

@@ -71,6 +71,12 @@ class ChannelCut(InPlaceCut):
             norms: Layer -> the batch norm that alone reads it: where that is silenced, the layer need not be. None: filters are
                 zeroed, and nothing else (masked).
         """
+        seen = next((channels.name for channels in sets if channels.reaches_norms), None)
+        if seen is not None:
+            raise ValueError(
+                f"the channels of {seen} are not 0 where they are silent, and norms average over them: they cannot be left out "
+                "in place; exclude these layers, or use compress, which removes them"
+            )
         self._scores = scores
         self._counts = counts
         self._sets = sets

@@ -128,8 +128,14 @@ class RemovedChannels(ChannelStage):
                 sets.append(channels)
             elif channels.obstacle is None:
                 excluded.append(Untouched.because(channels.name, because(Cause.EXCLUDED)))
-            elif channels.writers:
-                untouched.append(Untouched.because(channels.name, channels.obstacle))
+            else:
+                tables = [
+                    site.layer
+                    for site in channels.sites
+                    if site.side == Side.EACH and _is_embedding(request.model, site.layer)
+                ]
+                names = [*([channels.name] if channels.writers else []), *tables]
+                untouched += [Untouched.because(name, channels.obstacle) for name in names]
         return sets, untouched + excluded
 
     def edits(self, counts: Sequence[int]) -> list[Edit]:
@@ -201,6 +207,11 @@ def _is_asked_for(request: StageRequest, channels: Channels) -> bool:
     """Filters are all channels but those that another kind is asked to remove; other kinds have their own channels."""
     kind = kind_of_channels(request.model, channels)
     return kind not in request.others if request.kind is FILTERS else kind is request.kind
+
+
+def _is_embedding(model: nn.Module, name: str) -> bool:
+    """Return whether this is the name of an embedding, which writes channels that no layer computes."""
+    return bare_tensor(model, name) is None and isinstance(model.get_submodule(name), nn.Embedding)
 
 
 def _smallest(channels: Channels, scores: Tensor, count: int) -> list[int]:

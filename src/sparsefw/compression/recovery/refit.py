@@ -212,6 +212,8 @@ def _collect(passes: Passes, name: str, seed: int) -> list[tuple[Sums, Sums | No
         # Several processes hold out the same batches as a single one.
         part = 1 if reached.number % HELD_OUT == HELD_OUT - 1 else 0
         for i, (cut, layer_input) in enumerate(zip(passes.cuts, reached.inputs, strict=True)):
+            if isinstance(layer, nn.Linear) and layer_input.shape[:-1] != output.shape[:-1]:
+                continue  # a layer over positions, which sees fewer channels and computes the same for each
             current = cut.model.get_submodule(name)
             first_layer = current[0] if isinstance(current, nn.Sequential) else current
             for x, y in samples(first_layer, layer_input, output, cut.rows.get(name), positions):

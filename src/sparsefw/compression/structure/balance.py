@@ -95,16 +95,19 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
     """Return the set with the group of each channel in grouped convolutions; with an obstacle if layers disagree."""
     if channels.obstacle is not None:
         return channels
-    of_layers: list[tuple[int | None, ...]] = []
+    of_layers: list[tuple[tuple[int, ...] | None, ...]] = []
     for site in channels.sites:
         module = model.get_submodule(site.layer) if site.side in (Side.IN, Side.OUT) else None
         if not isinstance(module, AnyConv) or module.groups == 1:
             continue
         width = (module.in_channels if site.side == Side.IN else module.out_channels) // module.groups
-        groups = tuple(slots[0] // width if slots else None for slots in site.slots)
-        if any(slot // width != group for slots, group in zip(site.slots, groups, strict=True) for slot in slots):
+        groups = tuple(_share_of(slots, width, module.groups) for slots in site.slots)
+        if groups[0] and len(set(groups[0])) == 1 and len(set(groups)) == 1:
+            continue  # every channel is spread equally over the groups
+        if any(sum(count > 0 for count in share or ()) > 1 for share in groups):
             return replace(channels, obstacle=because(Cause.IN_SEVERAL_GROUPS, layer=site.layer))
-        if len({groups.count(group) for group in range(module.groups)}) > 1:
+        known = {share for share in groups if share is not None}
+        if len({(groups.count(share), max(share)) for share in known}) > 1 or len(known) < module.groups:
             return replace(channels, obstacle=because(Cause.UNEQUAL_GROUPS, layer=site.layer))
         of_layers += [] if groups in of_layers else [groups]
     if not of_layers:
@@ -121,3 +124,8 @@ def with_groups(channels: Channels, model: nn.Module) -> Channels:
         seen[key] += 1
     order = list(dict.fromkeys(divided))
     return replace(channels, groups=tuple(order.index(key) for key in divided))
+
+
+def _share_of(slots: Sequence[int], width: int, groups: int) -> tuple[int, ...] | None:
+    """Return how many positions a channel has in each group of a grouped convolution; None if it has none at all."""
+    return tuple(sum(slot // width == group for slot in slots) for group in range(groups)) if slots else None

@@ -37,8 +37,12 @@ class Side(StrEnum):
     OUT = "out"  # the outputs of a convolution or linear layer
     IN = "in"  # its inputs
     EACH = "each"  # what keeps channels apart: batch norm, depthwise convolution, PReLU, a bare parameter or buffer
-    ROWS = "rows"  # the first axis of a bare parameter of two axes, such as a table of biases for every head
+    ROWS = "rows"  # the first axis of a bare parameter, such as a table of biases for every head
+    PLANES = "planes"  # the second axis of a bare parameter of three axes or more, such as positions in an image
     COUNT = "count"  # a number of a module, by which its code lays out channels (numbers.py)
+
+
+BARE_SIDES = (Side.EACH, Side.ROWS, Side.PLANES)  # of parameters and buffers outside of layers
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Channels:
     obstacle   why none of the channels can be removed; None if they can
     is_heads   whether they are heads of attention: each is several channels of a layer
     leaves_constant   whether a function behind them maps 0 to another number: silencing them means that nothing reads them
+    reaches_norms   whether norms over channels see that number: silencing them means that these norms count it as 0
     """
 
     sites: tuple[Site, ...]
@@ -66,6 +71,7 @@ class Channels:
     obstacle: Reason | None = None
     is_heads: bool = False
     leaves_constant: bool = False
+    reaches_norms: bool = False
 
     @property
     def count(self) -> int:

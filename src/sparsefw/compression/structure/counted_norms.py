@@ -65,11 +65,15 @@ class CountedNorm(nn.Module):
         self.count = count
         self.form = form
         self.after = tuple(after or ())
+        self.silent: tuple[int, ...] = ()  # channels that count as 0, whatever arrives in them
         for name, module in (after or {}).items():
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.silent:
+            axis = self.form.axis % x.ndim
+            wide = wide.index_fill(axis, torch.as_tensor(self.silent, device=x.device), 0)
         y = (self._response if self.form.is_response else self._normalised)(wide).to(x.dtype)
         for name in self.after:
             y = getattr(self, name)(y)

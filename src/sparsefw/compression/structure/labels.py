@@ -28,9 +28,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsefw.compression.reasons import Cause, Reason, because
+from sparsefw.compression.structure.direct_weights import PRODUCTS, Weight, viewed
 
 if TYPE_CHECKING:
     from sparsefw.compression.structure.operations import Rule
+    from sparsefw.compression.structure.parameters import Parameters
 
 Array = npt.NDArray[np.int64]
 
@@ -159,9 +161,7 @@ class Number(NamedTuple):
 class Tracer(TorchDispatchMode):
     """Follows labels through every tensor operation outside of the layers that have their own rule (trace.py)."""
 
-    def __init__(
-        self, labels: Labels, bare_labels: Callable[[Tensor], Array | None], rules: Mapping[str, Rule], unknown: Rule
-    ) -> None:
+    def __init__(self, labels: Labels, parameters: Parameters, rules: Mapping[str, Rule], unknown: Rule) -> None:
         super().__init__()
         self.labels = labels
         self.inside_layers = 0  # above 0 while a layer with its own rule runs
@@ -171,15 +171,17 @@ class Tracer(TorchDispatchMode):
         self.numbers: list[Number] = []
         self.heads: list[Array] = []  # labels along the axis of heads of a product of activations
         self.numbers_of_code: Callable[[int, bool | None], list[tuple[str, str]]] = lambda value, last: []
+        self.weight_of: Callable[[Tensor], Weight | None] = lambda tensor: None  # of a parameter
         self._of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._bare_labels = bare_labels
+        self._weights: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # views of parameters
+        self.parameters = parameters
         self._rules = rules
         self._unknown = unknown
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return the labels of a tensor; None for inputs and constants, which have none."""
         if tensor not in self._of:
-            labels = self._bare_labels(tensor)
+            labels = self.parameters.labels_of(tensor)
             if labels is not None:
                 self._of[tensor] = labels
         return self._of.get(tensor)
@@ -213,12 +215,15 @@ class Tracer(TorchDispatchMode):
         self.labels.unite(labels, first)
         return first
 
-    def count(self, value: int, labels: Array, axis: int, last: bool | None = None) -> bool:
+    def count(self, value: int, labels: Array, axis: int, last: bool | None = None, place: int | None = None) -> bool:
         """Note that the module whose code runs may hold this length of an axis of labels; return whether it does.
 
         last: whether it is the last axis of the tensor, which a module rather calls a dimension; None: either.
+        place: that of the number in a list of numbers; None: any.
         """
         names = self.numbers_of_code(value, last)
+        if place is not None:
+            names = [name for name in names if name[1].rpartition(".")[2] == str(place) or "." not in name[1]]
         self.numbers += [Number(module, attribute, labels, axis) for module, attribute in names]
         return bool(names)
 
@@ -233,12 +238,28 @@ class Tracer(TorchDispatchMode):
         if not self.inside_layers:
             name = func.overloadpacket.__name__.rstrip("_")  # operations in place have the same rules
             inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            self._view_weights(name, inputs, args, out)
             if any(self.of(t) is not None for t in inputs):
                 try:
                     self._rules.get(name, self._unknown)(self, func, args, kwargs or {}, out)
                 except (ValueError, IndexError, TypeError):  # the rule does not fit these arguments: channels stay
                     self._unknown(self, func, args, kwargs or {}, out)
         return out
+
+    def weight(self, tensor: Tensor) -> Weight | None:
+        """Return the weight that a tensor is a view of; None if it is none."""
+        known: Weight | None = self._weights.get(tensor)
+        return self.parameters.weight_of(tensor) if known is None else known
+
+    def _view_weights(self, operation: str, inputs: Sequence[Tensor], args: Any, out: Any) -> None:
+        """Follow views of weights; whatever else code does with the weight of a layer keeps the channels of the layer."""
+        for tensor in inputs:
+            weight = self.weight(tensor)
+            view = None if weight is None else viewed(weight, operation, args, out)
+            if view is not None:
+                self._weights[out] = view
+            elif weight is not None and weight.is_layers and operation not in PRODUCTS:
+                self.parameters.weight_is_used(weight, operation)
 
     def mixed(self, labels: Array, reason: Reason) -> Array:
         """Return the label of a mixture of all of these channels, along the axes that labels have."""
@@ -260,7 +281,18 @@ class Tracer(TorchDispatchMode):
                 self.labels.fix(channels, reason)
 
     def judge_grids(self) -> None:
-        """Fix the labels of grids that would get holes."""
+        """Make labels of grids equal that would leave holes, and fix those that must keep an axis.
+
+        A grid that differs along several axes, such as groups that are shuffled, loses whole slices: what has the same place
+        along one axis goes together, along the one that leaves the most classes.
+        """
+        for labels, _ in self.grids:
+            classes = compact(self.labels.classes(labels))
+            axes = varying(classes)
+            if len(axes) > 1:
+                lines = {axis: _line(classes, axis) for axis in axes}
+                most = max(axes, key=lambda axis: len(np.unique(lines[axis])))
+                self.labels.unite(classes, lines[most])
         for labels, pinned in self.grids:
             classes = compact(self.labels.classes(labels))
             axes = varying(classes)
@@ -268,6 +300,13 @@ class Tracer(TorchDispatchMode):
                 self.labels.fix(labels, because(Cause.TWO_AXES))
             elif pinned.intersection(axes):
                 self.labels.fix(labels, because(Cause.TAKEN_APART))
+
+
+def _line(classes: Array, axis: int) -> Array:
+    """Return the classes along an axis, at the first place of every other one."""
+    for other in range(classes.ndim):
+        classes = classes if other == axis else classes.take([0], axis=other)
+    return classes
 
 
 def slots_of(number: Number, labels: Labels) -> Sequence[int]:

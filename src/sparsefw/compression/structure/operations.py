@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Parts, Tracer, compact, is_neutral, varying
-from sparsefw.compression.structure.products import attend, product
+from sparsefw.compression.structure.products import attend, grouped_product, product
 
 Rule = Callable[[Tracer, Any, Sequence[Any], dict[str, Any], Any], None]
 
@@ -43,9 +43,14 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if (labels := tracer.of(t)) is not None and not is_neutral(labels)
     ]
     merged: Array | None = None
+    shape: Sequence[int] = ()  # of the tensor whose labels are the merged ones
     for t, labels in sorted(known, key=lambda pair: (-pair[0].numel(), -pair[1].size)):
+        if merged is not None and merged.size == 1 and labels.size > 1 and _spread(shape, labels):
+            tracer.labels.fix(merged, because(Cause.SCALES_MANY))
+            merged = None
         if merged is None:
             merged = labels
+            shape = shapes[id(t)]
         elif merged.size > 1 and _spread(shapes[id(t)], merged):
             tracer.labels.fix(labels, because(Cause.SCALES_MANY))
         elif varying(labels) and labels.size > 1 and _is_shared(shapes[id(t)], merged):
@@ -58,18 +63,20 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         return tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
     for t in tensors:
         if tracer.of(t) is None and not _spread(shapes[id(t)], merged):
-            _meet_constant(tracer, shapes[id(t)], merged)
+            _meet_constant(tracer, t, shapes[id(t)], merged)
+    if len(varying(merged)) > 1:  # entries of a table have become channels
+        merged = tracer.labels.classes(merged)
     tracer.set(out, compact(np.array(merged, order="C")))
 
 
-def _meet_constant(tracer: Tracer, shape: Sequence[int], labels: Array) -> None:
+def _meet_constant(tracer: Tracer, constant: Tensor, shape: Sequence[int], labels: Array) -> None:
     """Labels meet a tensor that depends on their number, or on that of an axis: fixed, unless the module holds the number."""
     axes = [axis for axis in varying(labels) if shape[axis] > 1]
     if len(axes) < len(varying(labels)):
         return tracer.pin(labels, axes)
     counted = [tracer.count(labels.shape[axis], labels, axis) for axis in axes]
     if not all(counted):
-        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE))
+        tracer.labels.fix(labels, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(constant)))
 
 
 def _spread(shape: Sequence[int], labels: Array) -> bool:
@@ -124,6 +131,10 @@ def _like(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     tracer.set(out, np.full((1,) * out.ndim, NEUTRAL))
 
 
+def _constant(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """A tensor of a shape of its own, which has no labels: what meets it shows whether that depends on channels."""
+
+
 def _indexed(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Entries chosen by position, such as biases of attention from a table: the axes of choice keep their length."""
     labels = tracer.of(args[0])
@@ -171,6 +182,9 @@ def _part(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     axis = int(kwargs.get("dim", args[position] if len(args) > position else 0)) % labels.ndim
     if labels.shape[axis] > 1 and any(t.shape != args[0].shape for t in tree_leaves(out)):
         bounds = _bounds(name, args, kwargs, labels.shape[axis])
+        if name == "select" and varying(labels) == [axis]:  # code may look at one channel for its shape only
+            one = tracer.mixed(labels, because(Cause.TAKEN_APART))
+            return tracer.set(out, one.reshape((1,) * out.ndim))
         if name in ("select", "unbind") or len(varying(labels)) > 1:
             _keep_length(tracer, labels, [axis])
         elif bounds is None:
@@ -200,11 +214,16 @@ def _take_apart(tracer: Tracer, labels: Array, axis: int, bounds: Sequence[int])
     """Note the parts between these bounds: equal ones stay equal; the module must hold the sizes of others."""
     sizes = np.diff(bounds).tolist()
     ranges = list(pairwise(bounds))
-    known = [tracer.count(end - start, labels.take(range(start, end), axis=axis), axis) for start, end in ranges]
+    known = [
+        tracer.count(end - start, labels.take(range(start, end), axis=axis), axis, place=i)
+        for i, (start, end) in enumerate(ranges)
+    ]
     known += [tracer.count(end, labels.take(range(end), axis=axis), axis) for end in bounds[2:-1]]
     if len(set(sizes)) == 1:
+        if not any(known):  # code may divide the whole by the number of parts
+            tracer.count(bounds[-1], labels, axis)
         part = np.repeat(np.arange(len(sizes)), sizes)
-        tracer.parts.append(Parts(labels.ravel(), part, because(Cause.TAKEN_APART)))
+        tracer.parts.append(Parts(labels.ravel(), part, because(Cause.UNEQUAL_PARTS)))
     elif sum(known) < len(sizes) - 1:
         tracer.labels.fix(labels, because(Cause.TAKEN_APART))
 
@@ -214,6 +233,10 @@ def _reorder(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, A
     labels = tracer.of(args[0])
     assert labels is not None
     is_roll = func.overloadpacket.__name__.endswith("roll")
+    if not is_roll and varying(labels) == [1]:  # what has the same place in every group goes together
+        by_group = labels.reshape(args[1], -1)
+        tracer.labels.unite(by_group, by_group[:1])
+        return _move(tracer, func, args, kwargs, out)
     axes = kwargs.get("dims", args[2] if is_roll and len(args) > 2 else ())
     axes = [axes] if isinstance(axes, int) else list(axes)
     if any(labels.shape[axis] > 1 for axis in axes or range(labels.ndim)):
@@ -262,12 +285,20 @@ def _pad(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any],
         if labels.shape[axis] > 1 and min(amounts[i : i + 2]) < 0:  # negative padding cuts channels off
             return tracer.labels.fix(labels, because(Cause.TAKEN_APART))
         if labels.shape[axis] > 1 and (amounts[i] or amounts[i + 1]):
-            nothing = tracer.labels.fresh(1)
-            tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
             width = [(0, 0)] * labels.ndim
             width[axis] = (amounts[i], amounts[i + 1])
-            labels = np.pad(labels, width, constant_values=nothing[0])
+            labels = _padded(tracer, labels, axis, width)
     tracer.set(out, labels)
+
+
+def _padded(tracer: Tracer, labels: Array, axis: int, width: Sequence[tuple[int, int]]) -> Array:
+    """Return labels with padding along an axis, which keeps its length: in a grid, that of a head is part of the head."""
+    if len(varying(labels)) > 1:
+        tracer.pin(labels, [axis])
+        return np.pad(labels, width, mode="edge")
+    nothing = tracer.labels.fresh(1)
+    tracer.labels.fix(nothing, because(Cause.JOINED_WITH_PADDING))
+    return np.pad(labels, width, constant_values=nothing[0])
 
 
 def _reduce(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -324,6 +355,7 @@ _NAMES: dict[Rule, str] = {
     _lay_out: "view _unsafe_view reshape _reshape_alias expand flatten unflatten",
     _move: "permute transpose t unsqueeze squeeze repeat flip movedim pixel_shuffle pixel_unshuffle swapaxes",
     _like: "zeros_like ones_like full_like empty_like",
+    _constant: "new_zeros new_ones new_empty new_full new_empty_strided",
     _join: "cat stack",
     _part: "slice select split split_with_sizes unbind narrow",
     _indexed: "index index_select",
@@ -342,6 +374,7 @@ _NAMES: dict[Rule, str] = {
     _reduce: "mean sum amax amin max min var std var_mean linalg_vector_norm norm prod logsumexp argmax",
     _along: "_softmax softmax _safe_softmax _log_softmax log_softmax cumsum",
     product: "mm bmm addmm baddbmm matmul",
+    grouped_product: "_grouped_mm",
     attend: """
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention scaled_dot_product_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math

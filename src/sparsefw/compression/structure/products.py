@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from sparsefw.compression.reasons import Cause, because
+from sparsefw.compression.structure.direct_weights import Weight
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Tracer, is_neutral, varying
 
 
@@ -19,6 +20,9 @@ def product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, An
     Otherwise channels that are summed over meet their partners, and columns of the right factor stay columns.
     """
     *added, left, right = [t for t in args if isinstance(t, Tensor)]
+    weight = tracer.weight(right)
+    if weight is not None:
+        return _layer(tracer, weight, added, left, out)
     factors = [(t, tracer.of(t)) for t in (left, right)]
     if out.ndim == 3 and any(labels is not None and labels.shape[0] > 1 for _, labels in factors):
         tracer.set(out, _of_batches(tracer, [*((t, tracer.of(t)) for t in added), *factors], 0))
@@ -35,6 +39,32 @@ def product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, An
             tracer.set(out, b)
         else:
             tracer.labels.fix(b, because(Cause.SUMMED_BY_PRODUCT))
+
+
+def grouped_product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Rows, each multiplied by the matrix of its expert: a layer, if the matrices are a parameter."""
+    weight = tracer.weight(args[1])
+    if weight is None or weight.sides[0] is not None:
+        return tracer.fix(args[:2], because(Cause.SUMMED_BY_PRODUCT))
+    _layer(tracer, weight, (), args[0], out)
+
+
+def _layer(tracer: Tracer, weight: Weight, added: Sequence[Tensor], left: Tensor, out: Tensor) -> None:
+    """A product with a parameter is a layer: it reads the last axis and writes channels of its own, as wide as what is added."""
+    read = tracer.of(left)
+    if read is not None and varying(read) not in ([], [read.ndim - 1]):
+        tracer.labels.fix(read, because(Cause.READ_FROM_SEVERAL_PLACES, layer=weight.site))
+        read = None
+    read = None if read is None else np.broadcast_to(read.ravel(), left.shape[-1])
+    written = tracer.parameters.written_by(weight, read, out.shape[-1])
+    for t in added:
+        labels = tracer.of(t)
+        if labels is None or varying(labels) not in ([], [labels.ndim - 1]):
+            tracer.fix([t], because(Cause.USED_OUTSIDE))
+            tracer.labels.fix(written, because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(t)))
+        else:
+            tracer.labels.unite(labels.ravel(), written)
+    tracer.set(out, written.reshape((1,) * (out.ndim - 1) + (-1,)))
 
 
 def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], axis: int) -> Array:
@@ -55,11 +85,15 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
     with_labels = [line.ravel() for line in lines if line is not None and line.size > 1]
     for line in with_labels[1:]:
         tracer.labels.unite(with_labels[0], line)
-    if any(line is None for line in lines):
-        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE))
+    in_order = with_labels[0].reshape([-1 if i == axis else 1 for i in range(factors[0][0].ndim)])
+    count = in_order.size
+    is_batch = len(np.unique(in_order)) < count  # images times heads are no number of a module
+    if any(line is None for line in lines) and (is_batch or not tracer.count(count, in_order, axis, last=False)):
+        fixed = next(t for t, labels in factors if labels is None and t.shape[axis] > 1)
+        tracer.labels.fix(with_labels[0], because(Cause.MEETS_FIXED_SIZE, tensor=tracer.parameters.name_of(fixed)))
     elif len(factors) > 1:
         tracer.heads.append(with_labels[0])
-    return with_labels[0].reshape([-1 if i == axis else 1 for i in range(factors[0][0].ndim)])
+    return in_order
 
 
 def attend(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

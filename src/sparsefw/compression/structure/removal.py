@@ -17,6 +17,7 @@ from sparsefw.compression.structure.balance import with_groups
 from sparsefw.compression.structure.channels import Channels, Mode, Side, Site, modes
 from sparsefw.compression.structure.copies import copy_sharing_weights
 from sparsefw.compression.structure.decisions import Decisions
+from sparsefw.compression.structure.failures import described
 from sparsefw.compression.structure.layers import call_on_copy
 from sparsefw.compression.structure.parts import edits_inside, first_inputs, module_around, places_inside
 from sparsefw.compression.structure.repairs import repair
@@ -63,18 +64,21 @@ def cut(model: nn.Module, edits: Iterable[Edit]) -> nn.Module:
     return small
 
 
-def silence(model: nn.Module, edits: Iterable[Edit], readers: bool = True) -> None:
+def silence(model: nn.Module, edits: Iterable[Edit], readers: bool = True, norms: bool = True) -> None:
     """Set to 0, in place, the channels that these edits would remove; edits of other kinds have no effect.
 
     Args:
         model: The network.
         edits: The edits.
         readers: Also what layers read from these channels: they may carry a constant, if a function does not map 0 to 0.
+        norms: Also what norms over channels see of them.
     """
     for edit in edits:
         if isinstance(edit, Keep) and (readers or edit.side != Side.IN):
             removed = sorted(set(range(surgery.size(model, edit.layer, edit.side))) - set(edit.kept))
             surgery.zero_channels(model, edit.layer, edit.side, removed)
+            if norms and edit.side == Side.EACH and surgery.is_norm_over_channels(model, edit.layer):
+                surgery.ignore_channels(model, edit.layer, removed)
 
 
 def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
@@ -82,12 +86,12 @@ def parity(model: nn.Module, edits: Sequence[Edit], example: Any) -> float:
 
     Both keep the model's own weights. Edits of rank and of single weights remove no channels and play no part.
     """
-    return _comparison(model, edits, example, layers_to_watch(model, example), readers=True).gap()[0]
+    return _comparison(model, edits, example, layers_to_watch(model, example), True, True).gap()[0]
 
 
 def is_clearly_silencing(model: nn.Module, edits: Sequence[Edit], example: Any) -> bool:
     """Return whether removing channels equals silencing them in the model's own precision; if not, parity decides."""
-    comparison = _comparison(model, edits, example, (), readers=True)
+    comparison = _comparison(model, edits, example, (), readers=True, norms=True)
     try:
         is_same = comparison.is_same()
     except Exception:  # which parity shows
@@ -101,6 +105,7 @@ def _comparison(
     example: Any,
     watched: Collection[str] | None,
     readers: bool,
+    norms: bool,
     known: dict[bool, TrialRun] | None = None,
 ) -> Comparison:
     """Return the network with these channels silent, of which runs may be known, beside the one without them."""
@@ -108,15 +113,20 @@ def _comparison(
     whole = None if watched is None else frozenset(watched) - shrunk
     runs = {} if known is None else known
     return Comparison(
-        lambda _: _silenced(model, edits, readers), lambda _: cut(model, edits), example, whole, is_coarse(model), runs
+        lambda _: _silenced(model, edits, readers, norms),
+        lambda _: cut(model, edits),
+        example,
+        whole,
+        is_coarse(model),
+        runs,
     )
 
 
-def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool) -> nn.Module:
+def _silenced(model: nn.Module, edits: Sequence[Edit], readers: bool, norms: bool) -> nn.Module:
     """Return a copy in which the channels that these edits would remove are 0; other weights share the model's memory."""
     changed = {edit.layer for edit in edits if isinstance(edit, Keep) and (readers or edit.side != Side.IN)}
     silenced = copy_sharing_weights(model, changed)
-    silence(silenced, edits, readers)
+    silence(silenced, edits, readers, norms)
     return silenced
 
 
@@ -180,6 +190,8 @@ def _unless_single(channels: Channels) -> Channels:
     group_count = len(set(channels.groups))
     if channels.obstacle is not None or channels.count > group_count:
         return channels
+    if channels.count == 1 and not channels.is_heads and any(len(site.slots[0]) > 1 for site in channels.writers):
+        return replace(channels, obstacle=because(Cause.ALL_TOGETHER))
     return replace(channels, obstacle=because(Cause.ONLY_ONE if group_count == 1 else Cause.ONLY_ONE_OF_GROUP))
 
 
@@ -205,29 +217,31 @@ class Trial:
     def problem(self, sets: Sequence[Channels], /, briefly: bool = False) -> Reason | None:
         """Return what goes wrong when some of the channels of these sets are removed; None if it equals silencing them."""
         readers = any(channels.leaves_constant for channels in sets)
+        norms = any(channels.reaches_norms for channels in sets)
         for draw in range(_DRAWS):
             edits = removal_edits(self.model, {channels: _some(channels, draw) for channels in sets})
-            known = self._runs_with_silent(edits, readers)
+            known = self._runs_with_silent(edits, readers, norms)
             try:
-                differs = _comparison(self.model, edits, self.example, self.watched, readers, known).differs(briefly)
+                comparison = _comparison(self.model, edits, self.example, self.watched, readers, norms, known)
+                differs = comparison.differs(briefly)
                 for mode in self.modes[1:]:
                     small = cut(self.model, edits)
                     with mode(small):
                         call_on_copy(small, self.example)
             except Exception as error:  # an error of the model's own code on fewer channels is the result of the trial
-                return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
+                return because(Cause.FAILS_WITH_FEWER, error=described(error))
             if differs:
                 return because(Cause.REMOVAL_DIFFERS)
         return None
 
-    def _runs_with_silent(self, edits: Sequence[Keep], readers: bool) -> dict[bool, TrialRun]:
+    def _runs_with_silent(self, edits: Sequence[Keep], readers: bool, norms: bool) -> dict[bool, TrialRun]:
         """Return the known runs of the network in which these channels are silent, whatever numbers of modules say.
 
         Those of the last two draws are kept, and none of a network that makes decisions: it notes what it decides by.
         """
         if self.watched is not None:
             return {}
-        key = (readers, *(edit for edit in edits if edit.side != Side.COUNT))
+        key = (readers, norms, *(edit for edit in edits if edit.side != Side.COUNT))
         known = self._known.pop(key, {})
         while len(self._known) >= _DRAWS:
             self._known.pop(next(iter(self._known)))
@@ -265,7 +279,7 @@ class Trial:
         watched = None if self.watched is None else ()
         for draw in range(_DRAWS):
             edits = edits_inside(removal_edits(self.model, {channels: _some(channels, draw)}), name)
-            comparison = _comparison(part, edits, inputs, watched, channels.leaves_constant)
+            comparison = _comparison(part, edits, inputs, watched, channels.leaves_constant, channels.reaches_norms)
             try:
                 differs = comparison.differs(briefly=True)
             except Exception as error:
@@ -273,7 +287,7 @@ class Trial:
                     comparison.lead()
                 except Exception:  # the module does not run by itself
                     return because(Cause.REMOVAL_DIFFERS)
-                return because(Cause.FAILS_WITH_FEWER, error=type(error).__name__)
+                return because(Cause.FAILS_WITH_FEWER, error=described(error))
             if differs:
                 return because(Cause.REMOVAL_DIFFERS)
         return None
@@ -293,5 +307,8 @@ def _some(channels: Channels, draw: int) -> list[int]:
     chosen = []
     for members in groups.values():
         order = torch.randperm(len(members), generator=generator).tolist()
-        chosen += [members[i] for i in order[: max(1, len(members) // parts)]]
+        count = max(1, len(members) // parts)
+        if draw == 0 and count + 1 < len(members):
+            count |= 1  # kernels that take some multiples only fail on odd numbers
+        chosen += [members[i] for i in order[:count]]
     return sorted(chosen)

@@ -12,6 +12,7 @@ from torch import nn
 from sparsefw.compression.reasons import Reason
 from sparsefw.compression.structure.channels import Channels, Side, Site
 from sparsefw.compression.structure.numbers import numbers_in, outer_modules
+from sparsefw.compression.structure.surgery import is_norm_over_channels
 from sparsefw.compression.structure.trials import Problem
 
 
@@ -22,6 +23,9 @@ class Trials(Protocol):
     def problem(self) -> Problem[Channels]: ...
 
     def offenders(self, sets: Sequence[Channels]) -> Mapping[Channels, Reason]: ...
+
+
+_ALIGNMENT = 16  # bytes
 
 
 def repair(
@@ -37,7 +41,7 @@ def repair(
     """
     repaired: dict[Channels, Channels | None] = {}
     for stream in failed:
-        others = [channels for channels in failed if channels not in repaired and _goes_with(channels, stream)]
+        others = _going_with(stream, [channels for channels in failed if channels not in repaired])
         as_wide = [channels for channels in others if not channels.is_heads]
         for together in (as_wide, others) if as_wide else (others,):
             form = in_blocks(stream, together) if together and stream not in repaired else None
@@ -47,7 +51,14 @@ def repair(
             )
             if fitting is not None:
                 repaired |= {stream: fitting, **dict.fromkeys(together, None)}
-    for change in (_silent_to_readers, _without_numbers, _with_checked_numbers, _with_numbers):
+    for change in (
+        _in_aligned_blocks,
+        _silent_to_readers,
+        _silent_to_norms,
+        _without_numbers,
+        _with_checked_numbers,
+        _with_numbers,
+    ):
         by_set = {channels: change(channels, model) for channels in failed if channels not in repaired}
         changed = {channels: form for channels, form in by_set.items() if form is not None}
         still = trial.offenders(list(changed.values()))
@@ -57,12 +68,17 @@ def repair(
     return repaired if changed_sets and trial.problem([*passed, *changed_sets]) is None else {}
 
 
-def _goes_with(channels: Channels, stream: Channels) -> bool:
-    """Return whether code may rely on these being as wide as the stream: one layer reads it and writes them, or heads do."""
-    is_as_wide = channels.count == stream.count and len(channels.writers) == 1
-    if channels is stream or stream.is_heads or not (channels.is_heads or is_as_wide):
-        return False
-    return not {site.layer for site in channels.writers}.isdisjoint(site.layer for site in stream.readers)
+def _going_with(stream: Channels, failed: Sequence[Channels]) -> list[Channels]:
+    """Return the sets that code may rely on being as wide as the stream: heads, and what layers make of it, or of such a set."""
+    if stream.is_heads:
+        return []
+    candidates = [c for c in failed if c is not stream and (c.is_heads or c.count == stream.count)]
+    readers = {site.layer for site in stream.readers}
+    others: list[Channels] = []
+    while found := [c for c in candidates if c not in others and not readers.isdisjoint(s.layer for s in c.writers)]:
+        others += found
+        readers |= {site.layer for c in found if not c.is_heads for site in c.readers}
+    return [c for c in candidates if c in others]
 
 
 def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
@@ -74,8 +90,13 @@ def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
     count = math.gcd(*(channels.count for channels in (stream, *others)))
     if len(set(stream.groups)) > 1 or count == 1:
         return None
+    return _blocks((stream, *others), count)
+
+
+def _blocks(sets: Sequence[Channels], count: int) -> Channels:
+    """Return the set of so many blocks, each of which holds as many channels of every set as any other."""
     slots: dict[tuple[str, Side], list[set[int]]] = {}
-    for channels in (stream, *others):
+    for channels in sets:
         per_block = channels.count // count
         for site in channels.sites:
             of_blocks = slots.setdefault((site.layer, site.side), [set() for _ in range(count)])
@@ -88,9 +109,24 @@ def in_blocks(stream: Channels, others: Sequence[Channels]) -> Channels | None:
     return Channels(sites, (0,) * count)
 
 
+def _in_aligned_blocks(channels: Channels, model: nn.Module) -> Channels | None:
+    """Products with stacks of matrices, such as those of experts, need rows that are a multiple of some bytes."""
+    stacks = [site.layer for site in channels.sites if site.side == Side.PLANES]
+    width = _ALIGNMENT // min((model.get_parameter(name).itemsize for name in stacks), default=_ALIGNMENT)
+    if width == 1 or channels.count % width or channels.count == width or len(set(channels.groups)) > 1:
+        return None
+    return _blocks((channels,), channels.count // width)
+
+
 def _silent_to_readers(channels: Channels, model: nn.Module) -> Channels:
     """A function behind the set does not map 0 to 0."""
     return replace(channels, leaves_constant=True)
+
+
+def _silent_to_norms(channels: Channels, model: nn.Module) -> Channels | None:
+    """Norms over channels see what is left of the set, as the offset of a layer over tokens."""
+    norms = [site for site in channels.sites if site.side == Side.EACH and is_norm_over_channels(model, site.layer)]
+    return replace(channels, leaves_constant=True, reaches_norms=True) if norms else None
 
 
 def _without_numbers(channels: Channels, model: nn.Module) -> Channels | None:

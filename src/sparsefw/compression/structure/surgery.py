@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.structure.channels import SEPARATE_NORMS, Side, is_frozen_norm
+from sparsefw.compression.structure.channels import BARE_SIDES, SEPARATE_NORMS, Side, is_frozen_norm
 from sparsefw.compression.structure.counted_norms import CountedNorm, counted, norm_form
 from sparsefw.compression.structure.layers import (
     AnyConv,
@@ -29,16 +29,22 @@ def keep(model: nn.Module, name: str, side: str, kept: Sequence[int]) -> None:
         raise IndexError(f"{name} has {size(model, name, side)} {side} channels and cannot keep {list(kept[-3:])}")
     if side == Side.COUNT:
         return set_number(model, name, len(kept))
-    if side in (Side.EACH, Side.ROWS) and bare_tensor(model, name) is not None:
+    if side in BARE_SIDES and bare_tensor(model, name) is not None:
         owner, _, local = name.rpartition(".")
         return _keep_entries(model.get_submodule(owner), local, side, kept)
     module = model.get_submodule(name)
+    _KEEP[side](module if norm_form(module) is None else _counted_in_place(model, name), list(kept))
+
+
+def _counted_in_place(model: nn.Module, name: str) -> CountedNorm:
+    """Put a norm that can lose channels in the place of one over channels, and return it."""
+    module = model.get_submodule(name)
     form = norm_form(module)
-    if form is not None and not isinstance(module, CountedNorm):
-        norm = counted(module, form)
+    assert form is not None
+    norm = counted(module, form)
+    if norm is not module:
         replace_everywhere(model, module, norm)
-        module = norm
-    _KEEP[side](module, list(kept))
+    return norm
 
 
 def size(model: nn.Module, name: str, side: str) -> int:
@@ -46,7 +52,7 @@ def size(model: nn.Module, name: str, side: str) -> int:
     if side == Side.COUNT:
         return number_of(model, name)
     bare = bare_tensor(model, name)
-    if side in (Side.EACH, Side.ROWS) and bare is not None:
+    if side in BARE_SIDES and bare is not None:
         return bare.shape[axis_of_bare(bare, side)] if bare.ndim else 1
     module: Any = model.get_submodule(name)
     if isinstance(module, nn.Embedding):
@@ -159,6 +165,17 @@ def zero_channels(model: nn.Module, name: str, side: str, positions: list[int]) 
             module.bias[[p * times + i for p in positions for i in range(times)]] = 0
 
 
+def is_norm_over_channels(model: nn.Module, name: str) -> bool:
+    """Return whether this is the name of a norm that averages over channels."""
+    return bare_tensor(model, name) is None and norm_form(model.get_submodule(name)) is not None
+
+
+def ignore_channels(model: nn.Module, name: str, positions: Sequence[int]) -> None:
+    """Let a norm over channels count some as 0, in place: what they carry may be a constant."""
+    norm = _counted_in_place(model, name)
+    norm.silent = tuple(sorted({*norm.silent, *positions}))
+
+
 def zero_inputs(layer: nn.Module, inputs: Sequence[int]) -> None:
     """Zero what a layer reads from these inputs, in place."""
     weight = weight_of(layer)
@@ -202,9 +219,10 @@ def _keep_entries(owner: nn.Module, local: str, side: str, kept: Sequence[int]) 
 
 def axis_of_bare(bare: Tensor, side: str) -> int:
     """Return the axis of the channels in a tensor outside of layers."""
-    axis = 0 if side == Side.ROWS else axis_of_channels(bare)
-    assert axis is not None
-    return axis
+    if side in (Side.ROWS, Side.PLANES):
+        return int(side == Side.PLANES)
+    axis = axis_of_channels(bare)
+    return bare.ndim - 1 if axis is None else axis
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

@@ -29,21 +29,19 @@ from sparsefw.compression.structure.channels import (
 from sparsefw.compression.structure.counted_norms import norm_form
 from sparsefw.compression.structure.labels import NEUTRAL, Array, Labels, Parts, Tracer, slots_of, varying
 from sparsefw.compression.structure.layers import (
-    axis_of_channels,
     call_on_copy,
     channel_axis,
     evaluating,
     hooks,
     is_layer,
-    may_be_of_channels,
     shared_layers,
 )
+from sparsefw.compression.structure.notes import Notes
 from sparsefw.compression.structure.numbers import numbers_in
 from sparsefw.compression.structure.operations import RULES, unknown
+from sparsefw.compression.structure.parameters import Parameters
 from sparsefw.compression.structure.ties import Axis, shared_axes
 from sparsefw.layer_types import CONVOLUTIONS, TRANSPOSED
-
-LARGEST_TABLE = 65_536  # entries of a parameter outside of layers, each of which gets a label
 
 
 def find_channels(model: nn.Module, example: Any, in_modes: Sequence[Mode] = ()) -> list[Channels]:
@@ -68,17 +66,13 @@ class _Trace:
 
     def __init__(self) -> None:
         self.labels = Labels()
-        self.tracer = Tracer(self.labels, self._bare_labels, RULES, unknown)
+        self.notes = Notes(self.labels)
+        self.parameters = Parameters(self.notes)
+        self.tracer = Tracer(self.labels, self.parameters, RULES, unknown)
         self.tracer.numbers_of_code = self._numbers_of_code
-        self.tables: dict[str, Array] = {}  # bare parameters of two axes -> the label of each entry
         self.running: list[str] = []  # the modules whose code runs, the innermost last
-        self.noted: dict[tuple[str, Side], Array] = {}  # (layer, side) -> the label of each position
-        self.called: set[str] = set()
+        self.called = self.notes.called
         self.modules: dict[str, nn.Module] = {}
-        self.bare: dict[
-            Tensor, str
-        ] = {}  # parameters, and buffers that may be a scale, an offset or a mask of channels
-        self.obstacles: dict[str, Reason] = {}  # layer -> why its channels cannot be removed
         self.shared: dict[Axis, list[tuple[str, Side]]] = {}  # axes of shared parameters -> the sides that count them
         self.owners: dict[str, str] = {}  # module -> another that shares a parameter with it
 
@@ -87,14 +81,13 @@ class _Trace:
         if mode is not evaluating:  # evaluation changes nothing in the model
             model = copy.deepcopy(model)
         self.modules = dict(model.named_modules())
-        self.bare = {p: name for name, p in model.named_parameters()}
-        self.bare |= {b: name for name, b in model.named_buffers() if may_be_of_channels(b)}
+        self.parameters.enter(model)
         self.shared = shared_axes(model)
         self.owners = shared_layers(model)
-        self.obstacles = {}
+        self.notes.obstacles = {}
         for name, module in model.named_modules():
             if is_layer(module) and not {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
-                self.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
+                self.notes.obstacles[name] = because(Cause.CHANNELS_OF_COMPUTED_WEIGHT, layer=name)
         with mode(model), hooks(model, self.hooks), self.tracer:
             outputs = tensors_of(call_on_copy(model, example))
         if not outputs:
@@ -153,13 +146,27 @@ class _Trace:
         return self._opaque if isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Bilinear)) else None
 
     def _layer(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
+        seen = self.tracer.of(inputs[0])
+        if seen is not None and output.ndim == inputs[0].ndim and _is_apart(module, inputs[0], seen):
+            return self._mix_positions(name, module, seen, output)
         self._read(name, module, inputs[0])
         self._write(name, module, output)
 
+    def _mix_positions(self, name: str, module: nn.Module, seen: Array, output: Tensor) -> None:
+        """A layer over positions, such as tokens, computes the same for every channel, which stays where it is."""
+        positions = self.labels.fresh(output.shape[channel_axis(module, output)])
+        self.labels.fix(positions, because(Cause.MIXES_POSITIONS, layer=name))
+        self.notes.add(name, Side.OUT, positions)
+        self.tracer.set(output, seen)
+
     def _read(self, name: str, module: nn.Module, x: Tensor) -> None:
-        labels = self._per_channel(x, channel_axis(module, x), because(Cause.READ_FROM_SEVERAL_PLACES, layer=name))
+        axis = channel_axis(module, x)
+        labels = self.tracer.of(x)
+        over_window = labels is not None and any(i > axis for i in varying(labels))
+        cause = Cause.SEES_NEIGHBOURS if over_window else Cause.READ_FROM_SEVERAL_PLACES
+        labels = self._per_channel(x, axis, because(cause, layer=name))
         if labels is not None:
-            self._note(name, Side.IN, labels)
+            self.notes.add(name, Side.IN, labels)
 
     def _per_channel(self, x: Tensor, axis: int, obstacle: Reason) -> Array | None:
         """Return the label of each channel of a tensor; None if it has no labels.
@@ -180,10 +187,10 @@ class _Trace:
 
     def _write(self, name: str, module: nn.Module, output: Tensor) -> None:
         axis = channel_axis(module, output)
-        labels = self.noted.get((name, Side.OUT))
+        labels = self.notes.of.get((name, Side.OUT))
         if labels is None:  # a layer that is called again writes the same channels again
             labels = self.labels.fresh(output.shape[axis])
-        self._note(name, Side.OUT, labels)
+        self.notes.add(name, Side.OUT, labels)
         self._set_channels(output, axis, labels)
 
     def _each(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
@@ -192,7 +199,7 @@ class _Trace:
         if labels is None:
             return
         if not (isinstance(module, nn.PReLU) and module.num_parameters == 1):
-            self._note(name, Side.EACH, labels)
+            self.notes.add(name, Side.EACH, labels)
         times = output.shape[axis] // inputs[0].shape[axis]
         self._set_channels(output, axis, np.repeat(labels, times))
 
@@ -206,7 +213,7 @@ class _Trace:
         if output.shape[axis] != module.get_parameter("weight").shape[0] or any(i != axis for i in varying(labels)):
             return self._mixing_norm(name, module, inputs, output)
         of_channels = np.broadcast_to(labels.ravel(), output.shape[axis])
-        self._note(name, Side.EACH, of_channels)
+        self.notes.add(name, Side.EACH, of_channels)
         if form.groups > 1:
             part = np.repeat(np.arange(form.groups), len(of_channels) // form.groups)
             reason = because(Cause.UNEQUAL_GROUPS, layer=name)
@@ -214,10 +221,10 @@ class _Trace:
         self._set_channels(output, axis, of_channels)
 
     def _embedding(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
-        labels = self.noted.get((name, Side.EACH))
+        labels = self.notes.of.get((name, Side.EACH))
         if labels is None:
             labels = self.labels.fresh(output.shape[-1])
-        self._note(name, Side.EACH, labels)
+        self.notes.add(name, Side.EACH, labels)
         self._set_channels(output, output.ndim - 1, labels)
 
     def _mixing_norm(self, name: str, module: nn.Module, inputs: list[Tensor], output: Tensor) -> None:
@@ -241,59 +248,6 @@ class _Trace:
         self.tracer.fix(inputs, because(Cause.READ_BY, layer=name, type=type(module).__name__))
         self._source(name, module, inputs, output)
 
-    def _bare_labels(self, tensor: Tensor) -> Array | None:
-        """Label a tensor used outside of layers, such as a scale or a mask per channel or a table of positions."""
-        name = self.bare.get(tensor)
-        if name is None:
-            return None
-        if tensor.ndim == 2 and min(tensor.shape) > 1:
-            return self._table_labels(name, tensor)
-        axis = axis_of_channels(tensor)
-        if axis is None:
-            return None
-        labels = self.noted.get((name, Side.EACH))
-        if labels is None:
-            labels = self.labels.fresh(tensor.shape[axis] if tensor.ndim else 1)
-        self._note(name, Side.EACH, labels)
-        return labels.reshape([-1 if i == axis else 1 for i in range(tensor.ndim)])
-
-    def _table_labels(self, name: str, tensor: Tensor) -> Array | None:
-        """Label every entry of a table, such as biases of attention: which of its axes counts channels, its use shows.
-
-        Of larger tables, such as positions, the last axis does.
-        """
-        if tensor.numel() > LARGEST_TABLE:
-            columns = self.noted.get((name, Side.EACH), self.labels.fresh(tensor.shape[1]))
-            self._note(name, Side.EACH, columns)
-            return columns[None]
-        if name not in self.tables:
-            self.tables[name] = self.labels.fresh(tensor.numel()).reshape(tuple(tensor.shape))
-        return self.tables[name]
-
-    def _judge_tables(self) -> None:
-        """Note the axis of every table along which its labels differ. Entries that nothing uses go with their neighbours."""
-        for name, entries in self.tables.items():
-            classes = self.labels.classes(entries)
-            distinct, counts = np.unique(classes, return_counts=True)
-            used = ~np.isin(classes, distinct[counts == 1])
-            for side, axis in ((Side.EACH, 0), (Side.ROWS, 1)):
-                lines = np.moveaxis(classes, axis, 0)
-                in_use = np.moveaxis(used, axis, 0)
-                first = lines[in_use.argmax(0), np.arange(lines.shape[1])]
-                if bool((in_use.any(0) & ((lines == first) | ~in_use).all(0)).all()):
-                    self.labels.unite(lines, first[None])
-                    self._note(name, side, first)
-                    break
-            else:
-                self.labels.fix(entries, because(Cause.TWO_AXES))
-
-    def _note(self, name: str, side: Side, labels: Array) -> None:
-        if name in self.obstacles:
-            self.labels.fix(labels, self.obstacles[name])
-        if (name, side) in self.noted:  # a layer used twice has the same channels both times
-            self.labels.unite(self.noted[name, side], labels)
-        self.noted[name, side] = labels
-
     def _tie_shared(self) -> None:
         """Make labels of an axis of a shared parameter equal; a layer that was not called is cut along with the others.
 
@@ -301,12 +255,12 @@ class _Trace:
         """
         counted = {layer for sites in self.shared.values() for layer, _ in sites}
         for sites in self.shared.values():
-            known = [self.noted[site] for site in sites if site in self.noted]
+            known = [self.notes.of[site] for site in sites if site in self.notes.of]
             for labels in known[1:]:
                 self.labels.unite(known[0], labels)
             for site in sites if known else []:
-                self.noted.setdefault(site, known[0])
-        for (name, _), labels in self.noted.items():
+                self.notes.of.setdefault(site, known[0])
+        for (name, _), labels in self.notes.of.items():
             other = self.owners.get(name)
             if other is not None and not {name, other} <= counted:
                 self.labels.fix(labels, because(Cause.CHANNELS_OF_SHARED_WEIGHT, layer=name, other=other))
@@ -314,11 +268,34 @@ class _Trace:
     def channels(self) -> list[Channels]:
         """Return the sets: classes of labels with the same sites, and the same number of slots in each, form one set."""
         self._tie_shared()
-        self._judge_tables()
-        self.tracer.judge_mixtures(labels for (_, side), labels in self.noted.items() if side in (Side.IN, Side.EACH))
+        self.parameters.judge_uses()
+        self.parameters.judge_tables()
+        self.tracer.judge_mixtures(
+            labels for (_, side), labels in self.notes.of.items() if side in (Side.IN, Side.EACH)
+        )
         self.tracer.judge_grids()
-        noted = self.noted | self._counted_numbers()
-        of_noted = [self.labels.classes(labels).ravel() for labels in noted.values()]
+        self._tie_counted()
+        found = self._sets()
+        unbalanced = {channels.obstacle for channels in found if channels.obstacle is not None}
+        tied = [self._tie_parts(parts) for parts in self.tracer.parts if parts.reason in unbalanced]
+        return self._sets() if any(tied) else found
+
+    def _tie_parts(self, parts: Parts) -> bool:
+        """Make channels at the same place of equal parts go together, where no choice would balance the parts; return whether.
+
+        What several layers take apart into different parts is balanced if all that has the same place goes.
+        """
+        count = int(parts.part.max()) + 1
+        if parts.reason.cause is not Cause.UNEQUAL_PARTS or len(parts.labels) % count:
+            return False
+        by_part = parts.labels.reshape(count, -1)
+        self.labels.unite(by_part, by_part[:1])
+        return True
+
+    def _sets(self) -> list[Channels]:
+        """Return the sets as the labels are now."""
+        noted = [*self.notes.of.items(), *self._counted_numbers().items()]
+        of_noted = [self.labels.classes(labels).ravel() for _, labels in noted]
         classes = np.concatenate([np.empty(0, dtype=np.int64), *of_noted])
         place = np.repeat(np.arange(len(noted)), [len(line) for line in of_noted])
         position = np.concatenate([np.empty(0, dtype=np.int64), *(np.arange(len(line)) for line in of_noted)])
@@ -328,7 +305,7 @@ class _Trace:
             label = int(classes[entries[0]])
             key = place[entries].tobytes(), self.labels.reason(label), label in heads
             sets.setdefault(key, []).append(entries)
-        sites = list(noted)
+        sites = [site for site, _ in noted]
         single = [(i,) for i in range(int(position.max(initial=0)) + 1)]
         channels = []
         for (_, reason, is_heads), members in sets.items():
@@ -340,6 +317,17 @@ class _Trace:
         parts = [(self.labels.classes(labels).tolist(), part.tolist(), why) for labels, part, why in self.tracer.parts]
         return joined(channels, labels, parts)
 
+    def _tie_counted(self) -> None:
+        """Make channels go together whose number is one attribute of a module, as queries and values of a single head."""
+        first: dict[tuple[str, str], Array] = {}
+        for number in self.tracer.numbers:
+            classes = np.array(slots_of(number, self.labels))
+            if len(set(classes.tolist())) < max(2, len(classes)):
+                continue
+            known = first.setdefault((number.module, number.attribute), classes)
+            if len(known) == len(classes) and not set(known.tolist()) & set(classes.tolist()):
+                self.labels.unite(known, classes)
+
     def _counted_numbers(self) -> dict[tuple[str, Side], Array]:
         """Map the numbers of modules to the classes at the positions that they count; the first use of a number decides."""
         counted: dict[tuple[str, Side], Array] = {}
@@ -350,9 +338,9 @@ class _Trace:
         return counted
 
     def _set(self, sites: Sequence[Site], reason: Reason | None, is_heads: bool) -> Channels:
-        buffers = {name for tensor, name in self.bare.items() if not isinstance(tensor, nn.Parameter)}
+        buffers = {name for tensor, name in self.parameters.names.items() if not isinstance(tensor, nn.Parameter)}
         if reason is None and all(site.side in (Side.IN, Side.COUNT) or site.layer in buffers for site in sites):
-            reason = because(Cause.MEETS_FIXED_SIZE)  # nothing that is trained has these channels
+            reason = because(Cause.NOTHING_TRAINED)  # nothing that is trained has these channels
         return Channels(tuple(sites), (0,) * len(sites[0].slots), reason, is_heads)
 
 
@@ -369,6 +357,15 @@ def _slots(positions: Array, single: Sequence[tuple[int]]) -> tuple[tuple[int, .
     if positions.shape[1] == 1:
         return tuple(single[i] for i in positions[:, 0].tolist())
     return tuple(map(tuple, positions.tolist()))
+
+
+def _is_apart(module: nn.Module, x: Tensor, labels: Array) -> bool:
+    """Return whether a layer sees channels along an axis that it computes the same for every entry of."""
+    axis = channel_axis(module, x)
+    window = getattr(module, "kernel_size", ())
+    along = [i for i in varying(labels) if i != axis]
+    is_point = all(i < axis or window[i - axis - 1] == 1 for i in along)
+    return bool(along) and labels.shape[axis] == 1 and is_point
 
 
 def _never_called(model: nn.Module, called: set[str]) -> list[Channels]:
