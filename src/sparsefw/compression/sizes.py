@@ -109,7 +109,7 @@ class Sizes:
             self.needs_passes = str(error)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return what changes from block to block, which a training that resumes to the bit needs: directions that are followed."""
+        """Return what changes from block to block, the directions of rank: a training that resumes to the bit needs it."""
         return {"followed": list(self._followed)}
 
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:

@@ -17,6 +17,7 @@ from sparsefw.integrations.requirements import not_installed, prepare_torchvisio
 try:
     prepare_torchvision()
     from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.utils import DistributedType
 except ModuleNotFoundError as error:
     raise not_installed(error, "accelerate", "transformers") from error
@@ -37,7 +38,7 @@ def training_steps(accelerator: Accelerator, loader: Any, epochs: int) -> int:
     """
     if accelerator.distributed_type in _SHARDING:
         raise sharded(str(accelerator.distributed_type.value))
-    if loader not in accelerator._dataloaders:
+    if not isinstance(loader, DataLoaderStateMixin):
         raise ValueError("this loader has the batches of all processes: give the one that accelerator.prepare returned")
     try:
         batches = len(loader)

@@ -46,7 +46,7 @@ class SizesCallback(Callback):
         arguments: As of Sizes, such as distribution="logarithm" or seed=1.
     """
 
-    sizes: Sizes
+    sizes: Sizes | None = None
 
     def __init__(
         self, kind: str = "filters", *, example: Any = None, network: str = "", share: float = 0.5, draws: int = 1,
@@ -78,6 +78,7 @@ class SizesCallback(Callback):
         require_images(getattr(trainer.train_dataloader, "batch_size", None), self._share, self._draws)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        assert self.sizes is not None
         self._block.enter_context(self.sizes.mixed(trainer.global_step, share=self._share, draws=self._draws))
 
     def on_train_batch_end(
@@ -92,7 +93,7 @@ class SizesCallback(Callback):
         self._block.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.sizes.state_dict()
+        return {} if self.sizes is None else self.sizes.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict

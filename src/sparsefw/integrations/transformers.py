@@ -55,7 +55,7 @@ class SparseFW:
         kind: str,
         example: Any,
         constrained: Mapping[str, Any] | None = None,
-        over_sizes: Mapping[str, Any] | None = {},  # noqa: B006  (nobody writes to it)
+        over_sizes: Mapping[str, Any] | None = {},
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
