@@ -88,7 +88,9 @@ def test_a_resumed_training_ends_in_the_same_weights(tmp_path, kind, step):
         module = Classifier(kind)
         saved = ModelCheckpoint(tmp_path / folder, filename="{step}", every_n_train_steps=step, save_top_k=-1)
         data = Resumable(TensorDataset(IMAGES, LABELS), BATCH)
-        trainer(SizesCallback(kind, network="net"), saved).fit(module, data, **resumed)
+        # With max_steps, Lightning knows the length without opening the loader, whose state it would not restore after that.
+        length = dict(max_steps=EPOCHS * BATCHES, max_epochs=-1)
+        trainer(SizesCallback(kind, network="net"), saved, **length).fit(module, data, **resumed)
         return module.net
 
     whole = fit("whole")
