@@ -52,4 +52,3 @@ def assert_equal(a: nn.Module | dict[str, Tensor], b: nn.Module | dict[str, Tens
     first, second = (net if isinstance(net, dict) else net.state_dict() for net in (a, b))
     assert list(first) == list(second)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
-

@@ -7,8 +7,21 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from integrations.plain_loop import BATCH, BATCHES, CLIP, DECAY, EPOCHS, EXAMPLE, IMAGES, LABELS, LR
-from integrations.plain_loop import assert_equal, falling, network, trained
+from integrations.plain_loop import (
+    BATCH,
+    BATCHES,
+    CLIP,
+    DECAY,
+    EPOCHS,
+    EXAMPLE,
+    IMAGES,
+    LABELS,
+    LR,
+    assert_equal,
+    falling,
+    network,
+    trained,
+)
 from sparsefw import SFW, constrain, load
 from sparsefw.integrations.requirements import prepare_torchvision
 
@@ -149,7 +162,9 @@ def test_what_would_fail_at_the_end_fails_at_the_beginning(tmp_path):
 
 
 def test_an_unknown_length_is_refused():
-    with pytest.raises(ValueError, match="steps must be an int of at least 1, the number of steps of the whole training"):
+    with pytest.raises(
+        ValueError, match="steps must be an int of at least 1, the number of steps of the whole training"
+    ):
         trainer(SizesCallback("filters", network="net"), max_epochs=-1).fit(Classifier(), loader())
 
 
@@ -162,7 +177,7 @@ def test_batches_of_one_are_refused():
 def test_an_example_is_asked_for():
     module = Classifier()
     module.example_input_array = None
-    with pytest.raises(ValueError, match="^SizesCallback needs an input of the network: give it example="):
+    with pytest.raises(ValueError, match=r"^SizesCallback needs an input of the network: give it example="):
         trainer(SizesCallback("filters", network="net")).fit(module, loader())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from torch import nn
@@ -46,12 +45,19 @@ def arguments(folder, **more) -> TrainingArguments:
 
 
 def trainer(folder, net, **settings) -> SparseFWTrainer:
-    own = {name: settings.pop(name) for name in ("kind", "over_sizes", "train_dataset", "optimizers") if name in settings}
+    own = {
+        name: settings.pop(name) for name in ("kind", "over_sizes", "train_dataset", "optimizers") if name in settings
+    }
     data = own.pop("train_dataset", DATA)
     own = {"kind": "neurons", **own}
     return SparseFWTrainer(
-        net, arguments(folder, **settings), train_dataset=data, example=TOKENS[:2], constrained={"report": None},
-        compute_loss_func=mean_loss, **own
+        net,
+        arguments(folder, **settings),
+        train_dataset=data,
+        example=TOKENS[:2],
+        constrained={"report": None},
+        compute_loss_func=mean_loss,
+        **own,
     )
 
 
@@ -140,7 +146,9 @@ def test_an_unknown_length_is_refused(tmp_path):
 
 
 def test_what_cannot_be_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"^optim='adafactor': what SFW leaves free takes the steps of one of adamw_torch,"):
+    with pytest.raises(
+        ValueError, match=r"^optim='adafactor': what SFW leaves free takes the steps of one of adamw_torch,"
+    ):
         trainer(tmp_path, network(), optim="adafactor").train()
     with pytest.raises(ValueError, match=r"^of a batch of 4 in this process, one of 5 networks sees nothing"):
         trainer(tmp_path, network(), per_device_train_batch_size=4, over_sizes={"draws": 4})
@@ -160,5 +168,3 @@ def test_sharded_weights_are_refused(tmp_path, monkeypatch, by, attribute):
     monkeypatch.setattr(SparseFWTrainer, "create_accelerator_and_postprocess", with_shards)
     with pytest.raises(ValueError, match=f"^{by} shards weights, and SFW needs each of them whole"):
         trainer(tmp_path, network())
-
-

@@ -17,7 +17,7 @@ from sparsefw.optim import SFW, ParamGroups
 
 try:
     prepare_torchvision()
-    from timm.optim import OptimInfo
+    from timm.optim import OptimInfo, list_optimizers
     from timm.optim._optim_factory import default_registry
 except ModuleNotFoundError as error:
     raise not_installed(error, "timm", "vision") from error
@@ -25,6 +25,8 @@ except ModuleNotFoundError as error:
 
 def register() -> None:
     """Let create_optimizer_v2(model, opt="sfw", param_group_fn=...) make an SFW."""
+    if list_optimizers("sfw"):
+        return
     default_registry.register(
         OptimInfo(
             name="sfw",
@@ -44,7 +46,7 @@ def constrained(model: nn.Module, kind: str, **arguments: Any) -> ParamGroups:
         kind: What is constrained.
         arguments: As of constrain: example, steps and so on.
     """
-    named = getattr(model, "no_weight_decay", set)()
+    named: set[str] = getattr(model, "no_weight_decay", set)()
     undecayed = [name for name, p in model.named_parameters() if p.requires_grad and (p.ndim <= 1 or name in named)]
     return constrain(model, kind, **arguments).without_decay(undecayed)
 
