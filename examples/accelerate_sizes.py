@@ -1,6 +1,9 @@
 """Train a small ResNet on digits in a loop with Accelerate, by SGD and by SFW over sizes, and shrink both. Half a minute."""
 
-# isort: split  (before Accelerate, which imports a torchvision that may not fit this torch)
+# Before Accelerate, which imports a torchvision that may not fit this torch:
+from sparsefw.integrations.accelerate import training_steps
+
+# isort: split
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -9,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sparsefw import SFW, Sizes, constrain, curve
 from sparsefw.data import load_digits
-from sparsefw.integrations.accelerate import training_steps
 from sparsefw.models import build
 
 EPOCHS, USUAL, SHARES = 12, dict(lr=0.1, momentum=0.9, weight_decay=5e-4), (0.3, 0.5, 0.7)

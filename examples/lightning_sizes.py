@@ -1,9 +1,7 @@
 """Train a small ResNet on digits in Lightning, by SGD and by SFW over sizes, and shrink both. Under a minute on a CPU core."""
 
-from sparsefw.integrations.lightning import (
-    CompressCallback,
-    SizesCallback,
-)  # first: the usual torchvision fits no torch for CPUs
+# Before Lightning, which imports a torchvision that may not fit this torch:
+from sparsefw.integrations.lightning import CompressCallback, SizesCallback
 
 # isort: split
 import torch

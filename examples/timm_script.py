@@ -1,6 +1,9 @@
 """Train a ViT on digits with the parts of timm's script, by AdamW and by SFW over sizes, and shrink both. Half a minute."""
 
-# isort: split  (before timm, which imports a torchvision that may not fit this torch)
+# Before timm, which imports a torchvision that may not fit this torch:
+from sparsefw.integrations.timm import constrained, register
+
+# isort: split
 from functools import partial
 
 import torch
@@ -12,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from sparsefw import Sizes, curve
 from sparsefw.data import load_digits
-from sparsefw.integrations.timm import constrained, register
 
 EPOCHS, BATCH, SHARES = 20, 64, (0.3, 0.5, 0.7, 0.9)
 (images, labels), (test_images, test_labels) = load_digits("train"), load_digits("test")

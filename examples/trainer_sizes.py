@@ -1,12 +1,14 @@
 """Train the BERT of bert_classifier.py by the Trainer of transformers: by AdamW and by SFW over sizes. A minute on a CPU core."""
 
-# isort: split  (before transformers, which imports a torchvision that may not fit this torch)
+# Before transformers, which imports a torchvision that may not fit this torch:
+from sparsefw.integrations.transformers import SparseFWTrainer
+
+# isort: split
 import torch
 from transformers import Trainer, TrainingArguments
 
 from bert_classifier import LR, SHARES, TRAIN, accuracy, calibration, network
 from sparsefw import curve
-from sparsefw.integrations.transformers import SparseFWTrainer
 
 STEPS, BATCH = 400, 32
 DATA = [{"input_ids": piece, "labels": label} for piece, label in zip(*TRAIN, strict=True)]
