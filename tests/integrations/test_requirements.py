@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 
@@ -12,21 +14,16 @@ from sparsefw.integrations.requirements import require_images
 EXTRAS = {"lightning": "lightning", "transformers": "transformers", "accelerate": "transformers", "timm": "vision"}
 
 
-def test_a_missing_program_is_named_with_the_line_for_pip():
-    code = f"""
-import importlib, sys
-for program in {list(EXTRAS)}:
-    sys.modules[program] = None
-    try:
-        importlib.import_module("sparsefw.integrations." + program)
-    except ModuleNotFoundError as error:
-        print(error)
-    del sys.modules[program]
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        f"sparsefw.integrations needs {program}: pip install 'sparsefw[{extra}]'" for program, extra in EXTRAS.items()
-    ]
+@pytest.mark.parametrize("program", EXTRAS)
+def test_a_missing_program_is_named_with_the_line_for_pip(program, monkeypatch):
+    adapter = f"sparsefw.integrations.{program}"
+    for name in list(sys.modules):
+        if name == adapter or name.startswith(f"{program}."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, program, None)
+    message = f"sparsefw.integrations needs {program}: pip install 'sparsefw[{EXTRAS[program]}]'"
+    with pytest.raises(ModuleNotFoundError, match=f"^{re.escape(message)}$"):
+        importlib.import_module(adapter)
 
 
 def test_the_package_imports_no_program():
