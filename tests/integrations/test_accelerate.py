@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -32,6 +37,8 @@ from accelerate import Accelerator  # noqa: E402
 from accelerate.utils import GradientAccumulationPlugin  # noqa: E402
 
 from sparsefw.integrations.accelerate import training_steps  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 
 
 class Training:
@@ -84,6 +91,20 @@ def test_what_it_trained_can_be_compressed(tmp_path):
     with torch.no_grad():
         again = load(tmp_path / "small").model.eval()(IMAGES)
         assert torch.allclose(again, small.model.eval()(IMAGES), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_take_half_of_the_steps_and_end_in_the_same_weights(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = [str(ROOT / part) for part in ("src", "tests", "examples")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    worker = Path(__file__).with_name("two_processes.py")
+    done = subprocess.run([*torchrun, worker, tmp_path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["steps"] == second["steps"] == EPOCHS * BATCHES // 2
+    assert first["planned"] == {first["steps"]}
+    assert_equal(first["parameters"], second["parameters"])
 
 
 @pytest.mark.parametrize(("accumulate", "at_ends", "steps"), [(1, True, 18), (4, True, 6), (4, False, 4)])

@@ -95,10 +95,13 @@ class SparseFW:
             raise ValueError(f"optim={name!r}: what SFW leaves free takes the steps of one of {', '.join(_RESTS)}")
         if not self.state.max_steps:
             raise ValueError("the number of steps is not known before train(): SFW is made by it")
-        groups = constrain(
-            network, self._kind, **{"example": self._example, "steps": self.state.max_steps, **self._constrained}
-        )
         own: Any = self
+        usual = {
+            "example": self._example,
+            "steps": self.state.max_steps,
+            "report": print if own.is_world_process_zero() else None,
+        }
+        groups = constrain(network, self._kind, **{**usual, **self._constrained})
         decayed = set(own.get_decay_parameter_names(network))
         free = [name for name, p in network.named_parameters() if p.requires_grad and name not in decayed]
         return SFW(
