@@ -47,7 +47,7 @@ class ParamGroups(list[dict[str, Any]]):
 
         >>> from sparsefw import constrain
         >>> net = nn.Linear(2, 2)
-        >>> for group in constrain(net, "weights", w=1.0, report=None).without_decay(["bias"]):
+        >>> for group in constrain(net, "weights", k=2, w=1.0, report=None).without_decay(["bias"]):
         ...     print([name for name, _ in group["params"]], group.get("weight_decay"))
         ['weight'] None
         ['bias'] 0.0
