@@ -136,7 +136,7 @@ def test_an_epoch_that_the_module_ends_leaves_the_network_whole():
 
 def test_the_end_of_a_fit_leaves_a_compressed_network(tmp_path):
     module = Classifier()
-    shrink = CompressCallback(tmp_path / "small", network="net", filters=0.5)
+    shrink = CompressCallback(tmp_path / "small", network="net", filters=0.5, refit=True, score="activation")
     trainer(SizesCallback("filters", network="net"), shrink).fit(module, loader())
     again = load(tmp_path / "small").model
     assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in module.net.parameters()) / 2

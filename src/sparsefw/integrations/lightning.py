@@ -102,7 +102,7 @@ class SizesCallback(Callback):
 class CompressCallback(Callback):
     """Compresses the network when the fit has ended, and saves it as a folder that `load` reads.
 
-    It compresses once before the training as well, without data and without saving: what would fail at the end fails then.
+    It compresses once before the training as well, by the example alone and without saving: what would fail at the end fails then.
 
     compressed   the result of compress, at the end of the fit, in the process that saves it
 
@@ -131,7 +131,8 @@ class CompressCallback(Callback):
             raise sharded(type(trainer.strategy).__name__)
         if trainer.is_global_zero:
             network, example = _network_and_example(pl_module, self._network, self._example, type(self).__name__)
-            compress(network, **{**self._arguments, "example": example, "progress": False})
+            trial = {**self._arguments, "calibration": [example], "refit": False, "progress": False}
+            compress(network, example=example, **trial)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
