@@ -102,7 +102,7 @@ class SizesCallback(Callback):
 class CompressCallback(Callback):
     """Compresses the network when the fit has ended, and saves it as a folder that `load` reads.
 
-    It compresses once before the training as well, by the example alone and without saving: what would fail at the end fails then.
+    It compresses before the training as well, by the example alone and without saving: what would fail at the end fails then.
 
     compressed   the result of compress, at the end of the fit, in the process that saves it
 
