@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
         "limits", "scalars", "text",
     },
     "constraints": {"geometry", "kinds", "optim", "compression", "layer_types", "text"},
+    "integrations": {"compression", "constraints", "models", "optim"},
     "data": {"config_base", "limits", "atomic_io", "child_processes", "user_cache", "randomness", "scalars", "text"},
     "methods": {
         "geometry", "kinds", "optim", "constraints", "compression", "data", "layer_types", "config_base", "own_code", "text",

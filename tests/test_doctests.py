@@ -11,7 +11,10 @@ import pytest
 import sparsefw
 
 # Packages that not every installation has: a module that needs one of them is not searched where it is missing.
-OPTIONAL = {"optuna", "psycopg", "sqlalchemy", "onnx", "onnxscript", "onnxruntime", "timm", "torchvision", "triton"}
+OPTIONAL = {
+    "optuna", "psycopg", "sqlalchemy", "onnx", "onnxscript", "onnxruntime", "timm", "torchvision", "triton", "lightning",
+    "transformers", "accelerate",
+}  # fmt: skip
 # Importing these starts the program or needs a GPU.
 EXCLUDED = ("sparsefw.__main__", "sparsefw.optim.fused")
 

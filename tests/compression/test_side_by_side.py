@@ -159,6 +159,49 @@ def test_the_leading_directions_of_weights_that_move_are_followed():
     assert relative_gap(exact.detach(), followed.detach()) < 1e-2
 
 
+def test_a_saved_state_continues_to_the_bit():
+    torch.manual_seed(0)
+    model = normed().eval()
+    sizes = Sizes(model, "rank", example=X)
+    with sizes.mixed(0):
+        model(many().float())
+    saved = copy.deepcopy(sizes.state_dict())
+    again = Sizes(model, "rank", example=X)
+    again.load_state_dict(saved)
+    outputs_of = []
+    for these in (sizes, again):
+        with torch.no_grad(), these.mixed(1):
+            outputs_of.append(model(many().float()))
+    assert torch.equal(*outputs_of)
+    with pytest.raises(
+        ValueError, match=r"^the saved state is of other sizes: was the model, the kind, or what is included"
+    ):
+        Sizes(model, "filters", example=X).load_state_dict(saved)
+
+
+def test_numbers_of_a_whole_batch_are_not_compared():
+    """A network that is given labels answers with its loss, too."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = normed()
+
+        def forward(self, x, target=None):
+            output = self.net(x)
+            return {"loss": None if target is None else (output.mean(1) - target).square().mean(), "output": output}
+
+    model = WithLoss()
+    assert Sizes(model, "filters", example={"x": X[:2], "target": X.new_zeros(2)}).needs_passes is None
+
+    class LossAlone(WithLoss):
+        def forward(self, x):
+            return super().forward(x, 0)["loss"]
+
+    refusal = Sizes(LossAlone(), "filters", example=X[:2]).needs_passes
+    assert refusal.startswith("its outputs for several sizes at once differ")
+
+
 @pytest.mark.parametrize("cut", ENDS)
 @pytest.mark.parametrize("kind", ["filters", "rank"])
 def test_compiled_graphs_compute_the_same_by_another_expression(cut, kind):

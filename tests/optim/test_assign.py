@@ -343,3 +343,17 @@ def test_a_rule_alone_and_a_model_that_is_none():
     frozen = Net().requires_grad_(False)
     with pytest.raises(ValueError, match="no trainable parameter"):
         constrain(frozen, "filters", k=0.2, w=1.0)
+
+
+def test_chosen_free_parameters_have_no_decay():
+    net = Net()
+    groups = constrain(net, "filters", steps=1000, report=None)
+    split = groups.without_decay(name for name, p in net.named_parameters() if p.ndim == 1)
+    assert regions_by_name(split) == regions_by_name(groups)
+    assert str(split) == str(groups)
+    optimizer = SFW(split, weight_decay=0.1)
+    decay = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert decay["fc.weight"] == 0.1
+    assert {decay[name] for name in ("fc.bias", "bn.weight", "stem.bias")} == {0.0}
+    with pytest.raises(ValueError, match=r"^no parameter of these groups is named fc\.bais$"):
+        groups.without_decay(["fc.bais"])

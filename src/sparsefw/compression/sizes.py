@@ -18,7 +18,7 @@ Single weights need a pass for each size instead: `smaller`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
@@ -112,9 +112,20 @@ class Sizes:
         except OnePassError as error:
             self.needs_passes = str(error)
 
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """Return what changes from block to block, the directions of rank: a training that resumes to the bit needs it."""
+        return {"followed": list(self._followed)}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Restore what state_dict() returned."""
+        shapes, saved = ([tensor.shape for tensor in tensors] for tensors in (self._followed, state["followed"]))
+        if shapes != saved:
+            raise ValueError("the saved state is of other sizes: was the model, the kind, or what is included changed?")
+        for mine, theirs in zip(self._followed, state["followed"], strict=True):
+            mine.copy_(theirs)
+
     @property
-    def followed(self) -> Sequence[Tensor]:
-        """Tensors that change from block to block: a training that resumes to the bit needs them, and writes to them."""
+    def _followed(self) -> Sequence[Tensor]:
         return () if self._side_by_side is None else self._side_by_side.followed
 
     def draw(self, step: int) -> float:

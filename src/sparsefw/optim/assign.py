@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,31 @@ class ParamGroups(list[dict[str, Any]]):
     def coverage(self) -> float:
         sizes = [(group["region"] is not None, p.numel()) for group in self for _, p in group["params"]]
         return sum(size for constrained, size in sizes if constrained) / sum(size for _, size in sizes)
+
+    def without_decay(self, names: Iterable[str]) -> ParamGroups:
+        """Return the groups with weight_decay=0 for the free parameters of these names, whatever that of SFW is.
+
+        >>> from sparsefw import constrain
+        >>> net = nn.Linear(2, 2)
+        >>> for group in constrain(net, "weights", k=2, w=1.0, report=None).without_decay(["bias"]):
+        ...     print([name for name, _ in group["params"]], group.get("weight_decay"))
+        ['weight'] None
+        ['bias'] 0.0
+        """
+        chosen = set(names)
+        unknown = sorted(chosen - {name for group in self for name, _ in group["params"]})
+        if unknown:
+            raise ValueError(f"no parameter of these groups is named {unknown[0]}")
+        groups: list[dict[str, Any]] = []
+        for group in self:
+            if group["region"] is not None:
+                groups.append(group)
+                continue
+            decayed = [(name, p) for name, p in group["params"] if name not in chosen]
+            others = [(name, p) for name, p in group["params"] if name in chosen]
+            groups += [{**group, "params": decayed}] if decayed else []
+            groups += [{**group, "params": others, "weight_decay": 0.0}] if others else []
+        return ParamGroups(groups, self.blocks, self.free, self.notes)
 
     def __str__(self) -> str:
         count = sum(p.numel() for group in self for _, p in group["params"])

@@ -96,7 +96,7 @@ class Training:
             "average": None if self.average is None else self.average.tensors,
             "sums": of_all_processes(self.engine, self.sums),
             "norms": self.norms,
-            "sizes": None if self.sizes is None else self.sizes.state,
+            "sizes": None if self.sizes is None else self.sizes.state_dict(),
             "run": self.identity,
             "step": self.step,
             "seconds": self.clock.seconds(),
@@ -119,7 +119,7 @@ class Training:
         if self.norms is not None:
             self.norms.copy_(state["norms"])
         if self.sizes is not None:
-            self.sizes.load(state["sizes"])
+            self.sizes.load_state_dict(state["sizes"])
         self.step = state["step"]
         self.clock = Clock(state["seconds"])
 

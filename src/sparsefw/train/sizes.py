@@ -6,7 +6,7 @@ whole; the losses of all images have the same weight. r is a function of seed an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -73,15 +73,13 @@ class OverSizes:
         self.waits = not (self.in_one_pass or STAGES[kind.family].cuts_without_waiting)
         self._sizes.choose(*[0.0] * config.draws)
 
-    @property
-    def state(self) -> list[Tensor]:
-        """What changes from step to step: directions that are followed."""
-        return list(self._sizes.followed)
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """Return what changes from step to step."""
+        return self._sizes.state_dict()
 
-    def load(self, state: Sequence[Tensor]) -> None:
-        """Restore what changes from step to step."""
-        for mine, theirs in zip(self._sizes.followed, state, strict=True):
-            mine.copy_(theirs)
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Restore what state_dict() returned."""
+        self._sizes.load_state_dict(state)
 
     @property
     def share(self) -> float:

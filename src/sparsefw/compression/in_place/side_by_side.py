@@ -107,6 +107,7 @@ class SideBySide:
                 expected = tree_map(_joined, expected_small, call_on_copy(model, whole))
                 with self.slices([0.5], numbers.unsqueeze(0)):
                     found = call_on_copy(model, tree_map(_joined, small, whole))
+                found = tree_map(_of_each_item, found)
             except _OF_THE_MODEL as error:  # such as a model that takes batches of one size only
                 raise OnePassError(f"it does not run on a larger batch: {first_line(error)}") from error
         gap = relative_gap(expected, found)
@@ -155,7 +156,14 @@ def _bounds_in_parts(ends: Sequence[float]) -> list[int] | None:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    return torch.cat([first, second]) if isinstance(first, Tensor) else first
+    if not isinstance(first, Tensor):
+        return first
+    return torch.cat([first, second]) if first.ndim else None
+
+
+def _of_each_item(output: Any) -> Any:
+    """Leave out numbers of a whole batch, such as the loss of a network that was given labels, too."""
+    return None if isinstance(output, Tensor) and output.ndim == 0 else output
 
 
 def _random_like(example: Any, seed: int) -> Any:
