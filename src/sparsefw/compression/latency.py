@@ -33,6 +33,7 @@ from sparsefw.limits import RECORD_BYTES, read_bounded
 from sparsefw.user_cache import cache_folder
 
 BACKENDS = ("eager", "onnxruntime")
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,19 @@ def measure(
             return call(model, inputs)
 
     with evaluating(model):
-        times = repeat(once, seconds, device)
+        return latency_of(once, inputs, backend, seconds, label, device)
+
+
+def latency_of(
+    once: Callable[[], Any],
+    inputs: Any,
+    backend: str,
+    seconds: float,
+    label: str = "cpu",
+    device: torch.device = CPU,
+) -> Latency:
+    """Measure the latency of a call that computes these inputs."""
+    times = repeat(once, seconds, device)
     quarters = statistics.quantiles(times, n=4)
     return Latency(
         statistics.median(times),
