@@ -97,8 +97,9 @@ def latency_of(
     seconds: float,
     label: str = "cpu",
     device: torch.device = CPU,
+    threads: int | None = None,
 ) -> Latency:
-    """Measure the latency of a call that computes these inputs."""
+    """Measure the latency of a call that computes these inputs. threads: None stands for those of torch."""
     times = repeat(once, seconds, device)
     quarters = statistics.quantiles(times, n=4)
     return Latency(
@@ -106,7 +107,7 @@ def latency_of(
         quarters[2] - quarters[0],
         len(times),
         batch_size(inputs),
-        torch.get_num_threads(),
+        torch.get_num_threads() if threads is None else threads,
         label,
         backend,
     )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch import nn
 
 from sparsefw.compression.artifact.export.checked import Runner
 from sparsefw.compression.artifact.export.executorch import load_executorch
@@ -18,14 +16,14 @@ from sparsefw.compression.artifact.export.formats import FORMATS, Format
 from sparsefw.compression.artifact.export.int8_executorch import int8_executorch
 from sparsefw.compression.artifact.export.int8_onnx import int8_onnx
 from sparsefw.compression.artifact.export.onnx import load_onnx
+from sparsefw.compression.artifact.export.runtime_network import RuntimeNetwork
 from sparsefw.compression.artifact.export.tracing import on_cpu
 from sparsefw.compression.compressed import Compressed
 from sparsefw.compression.latency import latency_of
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.recovery.agreement import agreement
-from sparsefw.compression.recovery.batches import batch_size, items_of, repeated
+from sparsefw.compression.recovery.batches import repeated
 from sparsefw.compression.recovery.calibration import Calibration, device_of
-from sparsefw.compression.structure.layers import call_on_copy, evaluating
 
 
 @dataclass(frozen=True)
@@ -58,32 +56,6 @@ class FloatAndInt8(NamedTuple):
 
     float: Any
     int8: Any
-
-
-class RuntimeNetwork(nn.Module):
-    """A network that a runtime computes: it takes the arguments of the model that it was made of, and gives its outputs.
-
-    Batches that are larger than the file takes are run in parts.
-    """
-
-    def __init__(self, runner: Runner, outputs: Any, largest_batch: int | None) -> None:
-        super().__init__()
-        self._runner = runner
-        self._outputs = outputs
-        self._largest_batch = largest_batch
-
-    def forward(self, *positional: Any, **by_name: Any) -> Any:
-        inputs = (positional, by_name) if by_name else positional
-        device = next(t.device for t in tree_leaves(inputs) if isinstance(t, Tensor))
-        parts = [self._runner(part)() for part in self._parts(on_cpu(inputs))]
-        outputs = [torch.cat([torch.as_tensor(t) for t in pieces]).to(device) for pieces in zip(*parts, strict=True)]
-        return tree_unflatten(outputs, self._outputs)
-
-    def _parts(self, inputs: Any) -> Iterator[Any]:
-        size = batch_size(inputs)
-        most = self._largest_batch or size
-        for first in range(0, size, most):
-            yield inputs if size <= most else items_of(inputs, range(first, min(first + most, size)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,14 +152,15 @@ def quantise(
     example = batches.example
     content = way.make(model, example, (on_cpu(inputs) for inputs in batches))
     runner = way.load(content)
-    with evaluating(model):
-        structure = tree_flatten(call_on_copy(model, example))[1]
-    small = RuntimeNetwork(runner, structure, way.float.largest_batch)
+    small = RuntimeNetwork(runner, model, example, way.float.largest_batch)
     with tempfile.TemporaryDirectory() as folder:
         twin = Path(folder) / way.float.file
         way.float.write(model, example, twin)
         item = on_cpu(repeated(example, 1))
-        before, after = (latency_of(run(item), item, backend, seconds=SECONDS) for run in (way.load(twin), runner))
+        before, after = (
+            latency_of(run(item), item, backend, SECONDS, threads=way.float.threads())
+            for run in (way.load(twin), runner)
+        )
         size = twin.stat().st_size
     return Quantised(
         backend=backend,

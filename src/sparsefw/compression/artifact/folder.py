@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.artifact.export.formats import FORMATS
 from sparsefw.atomic_io import naming
+from sparsefw.compression.artifact.export.formats import FORMATS
 from sparsefw.compression.artifact.files import (
     ArtifactError,
     check_hashes,

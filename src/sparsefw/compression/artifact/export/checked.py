@@ -19,6 +19,7 @@ from sparsefw.compression.artifact.export.tracing import model_on_cpu, on_cpu, q
 from sparsefw.compression.recovery.batches import takes_one_list
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy, evaluating
+from sparsefw.text import first_line
 
 # What loading a file by its runtime gives: from inputs, a function that runs the network once on them and returns its outputs.
 Runner = Callable[[Any], Callable[[], Sequence[Any]]]
@@ -54,7 +55,10 @@ def checked_gap(model: nn.Module, example: Any, runner: Runner, runtime: str, to
     for inputs in (on_cpu(example), on_cpu(tripled)):
         with evaluating(model):
             expected = call_on_copy(model, inputs)
-        got = [torch.as_tensor(output) for output in runner(inputs)()]
+        try:
+            got = [torch.as_tensor(output) for output in runner(inputs)()]
+        except RuntimeError as error:
+            raise ExportError(f"{runtime} cannot run the model: {first_line(error)}") from error
         worst = max(worst, relative_gap(expected, got, whole_numbers=True))
     if not worst <= tolerance:
         raise ExportError(f"{runtime} differs from the model by {worst:.2g} of its outputs, more than {tolerance:g}")

@@ -6,6 +6,7 @@ The memory of a file is planned when it is written, so the number of items in a 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsefw.atomic_io import naming
 from sparsefw.compression.artifact.export.checked import (
@@ -27,9 +28,9 @@ from sparsefw.compression.artifact.export.checked import (
     written,
 )
 from sparsefw.compression.artifact.export.program import traced
-from sparsefw.compression.artifact.export.tracing import layer_of, model_on_cpu, on_cpu, quiet
+from sparsefw.compression.artifact.export.tracing import layer_of, model_on_cpu, quiet
 from sparsefw.compression.recovery.batches import first_items
-from sparsefw.compression.structure.layers import evaluating
+from sparsefw.compression.structure.layers import evaluating, is_channels_last
 from sparsefw.text import first_line
 
 EXTRA = "executorch"
@@ -58,13 +59,25 @@ def export_executorch(
 
 def write_executorch(model: nn.Module, example: Any, path: Path, tolerance: float = TOLERANCE) -> float:
     """Write an ExecuTorch file, which a full disk or a kill leaves incomplete; return the gap of export_executorch."""
-    few = on_cpu(first_items(example, CHECKED_ITEMS))
-    on_the_cpu = model_on_cpu(model)
-    with evaluating(on_the_cpu), quiet():
-        content = lowered(traced_for_a_device(on_the_cpu, few))
+    few = few_items(example)
+    plain = plain_model(model)
+    with evaluating(plain), quiet():
+        content = lowered(traced_for_a_device(plain, few))
     with naming(path):
         path.write_bytes(content)
     return checked_gap(model, few, load_executorch(path), "ExecuTorch", tolerance)
+
+
+def few_items(example: Any) -> Any:
+    """Return the first items of an example on the CPU: three times as many are within the largest batch."""
+    return tree_map(lambda t: _plain(t) if isinstance(t, Tensor) else t, first_items(example, CHECKED_ITEMS))
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """Return the model on the CPU with no weight stored channels last, which XNNPACK's lowering does not take."""
+    if any(is_channels_last(p) for p in model.parameters()):
+        return copy.deepcopy(model).cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model_on_cpu(model)
 
 
 def traced_for_a_device(model: nn.Module, example: Any) -> Any:
@@ -94,21 +107,32 @@ def lowered(program: Any) -> bytes:
 
 
 def load_executorch(network: Path | bytes) -> Runner:
-    """Load a network, a file or its content, into ExecuTorch's runtime, with as many threads as torch."""
+    """Load a network, a file or its content, into ExecuTorch's runtime.
+
+    It has the runtime's own number of threads, which cannot be changed without breaking networks that are loaded already.
+    """
     runtime = _runtime()
-    threads = imported("executorch.extension.pybindings._C", EXTRA)
     with _without_log():
         method = runtime.load_program(network).load_method("forward")
-        if threads._threadpool_get_thread_count() != torch.get_num_threads():
-            threads._unsafe_reset_threadpool(torch.get_num_threads())
     if method is None:
         raise ExportError("ExecuTorch's runtime finds no network in the file")
 
     def prepared(inputs: Any) -> Callable[[], Any]:
-        tensors = [t.detach().cpu().contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor)]
+        tensors = [_plain(t) for t in tree_leaves(inputs) if isinstance(t, Tensor)]
         return lambda: method.execute(tensors)
 
     return prepared
+
+
+def threads_of_executorch() -> int:
+    """Return how many threads ExecuTorch's runtime computes with."""
+    with _without_log():
+        return int(imported("executorch.extension.pybindings._C", EXTRA)._threadpool_get_thread_count())
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU in the order of its axes: with one channel, channels last passes for it, by other strides."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 @contextlib.contextmanager

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from sparsefw.compression.artifact.export.checked import ExportError, imported
 from sparsefw.compression.artifact.export.executorch import (
-    CHECKED_ITEMS,
     EXTRA,
+    few_items,
     lowered,
+    plain_model,
     traced_for_a_device,
 )
 from sparsefw.compression.artifact.export.program import traced
-from sparsefw.compression.artifact.export.tracing import model_on_cpu, on_cpu, quiet
-from sparsefw.compression.recovery.batches import first_items
+from sparsefw.compression.artifact.export.tracing import quiet
 from sparsefw.compression.structure.layers import call_on_copy, evaluating
 from sparsefw.text import first_line
 
@@ -34,10 +33,10 @@ def int8_executorch(model: nn.Module, example: Any, inputs: Iterable[Any]) -> by
     """
     steps = imported("torchao.quantization.pt2e.quantize_pt2e", EXTRA)
     xnnpack = imported(QUANTIZER, EXTRA)
-    few = on_cpu(first_items(example, CHECKED_ITEMS))
-    on_the_cpu = model_on_cpu(model)
-    with evaluating(on_the_cpu), quiet():
-        network = traced(on_the_cpu, few).module()
+    few = few_items(example)
+    plain = plain_model(model)
+    with evaluating(plain), quiet():
+        network = traced(plain, few).module()
         try:
             quantizer = xnnpack.XNNPACKQuantizer()
             quantizer.set_global(xnnpack.get_symmetric_quantization_config(is_per_channel=True))
@@ -49,10 +48,4 @@ def int8_executorch(model: nn.Module, example: Any, inputs: Iterable[Any]) -> by
             raise ExportError(
                 f"torchao cannot quantise the model: {type(error).__name__}: {first_line(error)}"
             ) from error
-        return lowered(_free_again(quantised, few))
-
-
-def _free_again(quantised: Any, example: Any) -> Any:
-    """Return the program of a quantised network, which torch no longer lets switch to evaluation mode: it is in it."""
-    with torch.no_grad():
-        return traced_for_a_device(quantised, example)
+        return lowered(traced_for_a_device(quantised, few))

@@ -52,7 +52,7 @@ def _reader(quantization: Any, network: Path, inputs: Iterable[Any]) -> Any:
     """Return the inputs as onnxruntime's quantisation reads them."""
     names = [node.name for node in imported("onnx", "export").load(str(network)).graph.input]
 
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+    class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
             self.batches: Iterator[Any] = iter(inputs)
 

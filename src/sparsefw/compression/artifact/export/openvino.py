@@ -30,7 +30,9 @@ EXTRA = "openvino"
 WEIGHTS = ".bin"
 
 
-def export_openvino(model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = TOLERANCE) -> float:
+def export_openvino(
+    model: nn.Module, example: Any, path: str | os.PathLike[str], *, tolerance: float = TOLERANCE
+) -> float:
     """Write an OpenVINO network with a free batch size: a file .xml, and its weights beside it in one of the same name, .bin.
 
     Args:
@@ -44,7 +46,9 @@ def export_openvino(model: nn.Module, example: Any, path: str | os.PathLike[str]
     """
     target = Path(path)
     if target.suffix != ".xml":
-        raise ExportError(f"{target}: the name of an OpenVINO file ends in .xml, such as {target.with_suffix('.xml').name}")
+        raise ExportError(
+            f"{target}: the name of an OpenVINO file ends in .xml, such as {target.with_suffix('.xml').name}"
+        )
     with written(target, model) as aside:
         gap = write_openvino(model, example, aside, tolerance)
         fsync(aside.with_suffix(WEIGHTS))

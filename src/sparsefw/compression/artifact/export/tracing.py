@@ -1,4 +1,4 @@
-"""How a network is traced for a file: on the CPU, in evaluation mode, with a free batch size; and which layer used an operator."""
+"""How a network is traced for a file: on the CPU, with a free batch size, without the noise; and which layer uses an operator."""
 
 from __future__ import annotations
 
