@@ -11,7 +11,20 @@ import pytest
 import sparsefw
 
 # Packages that not every installation has: a module that needs one of them is not searched where it is missing.
-OPTIONAL = {"optuna", "psycopg", "sqlalchemy", "onnx", "onnxscript", "onnxruntime", "timm", "torchvision", "triton"}
+OPTIONAL = {
+    "optuna",
+    "psycopg",
+    "sqlalchemy",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+    "executorch",
+    "torchao",
+    "timm",
+    "torchvision",
+    "triton",
+}
 # Importing these starts the program or needs a GPU.
 EXCLUDED = ("sparsefw.__main__", "sparsefw.optim.fused")
 
