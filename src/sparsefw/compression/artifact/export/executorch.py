@@ -112,6 +112,7 @@ def load_executorch(network: Path | bytes) -> Runner:
     It has the runtime's own number of threads, which cannot be changed without breaking networks that are loaded already.
     """
     runtime = _runtime()
+    threads_of_executorch()  # starts them, and looks at the CPU, which is then no part of the first run
     with _without_log():
         method = runtime.load_program(network).load_method("forward")
     if method is None:
