@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from sparsefw.compression.structure.layers import evaluating, is_channels_last
 from sparsefw.text import first_line
 
 EXTRA = "executorch"
-STANDARD_ERROR = 2  # its descriptor
 LARGEST_BATCH = 8  # memory for as many is set aside wherever the file is loaded
 CHECKED_ITEMS = 2  # of the example: a batch of three times as many is checked, too
 
@@ -113,7 +112,7 @@ def load_executorch(network: Path | bytes) -> Runner:
     """
     runtime = _runtime()
     threads_of_executorch()  # starts them, and looks at the CPU, which is then no part of the first run
-    with _without_log():
+    with contextlib.redirect_stderr(io.StringIO()):  # what it logs while it starts
         method = runtime.load_program(network).load_method("forward")
     if method is None:
         raise ExportError("ExecuTorch's runtime finds no network in the file")
@@ -127,27 +126,13 @@ def load_executorch(network: Path | bytes) -> Runner:
 
 def threads_of_executorch() -> int:
     """Return how many threads ExecuTorch's runtime computes with."""
-    with _without_log():
+    with contextlib.redirect_stderr(io.StringIO()):  # what it logs while it starts
         return int(imported("executorch.extension.pybindings._C", EXTRA)._threadpool_get_thread_count())
 
 
 def _plain(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU in the order of its axes: with one channel, channels last passes for it, by other strides."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
-@contextlib.contextmanager
-def _without_log() -> Iterator[None]:
-    """Drop what the runtime, which is not written in Python, says on standard error while it starts."""
-    sys.stderr.flush()
-    kept = os.dup(STANDARD_ERROR)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), STANDARD_ERROR)
-        yield
-    finally:
-        os.dup2(kept, STANDARD_ERROR)
-        os.close(kept)
 
 
 def _runtime() -> Any:
