@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.extension.pybindings import _C
 from torch import nn
 
 from shared import RESULTS, Step, markdown_table, median_milliseconds, write_record
@@ -149,6 +148,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "deployment-cpu", help="without its ending")
     parser.add_argument("--set", action="append", default=[], dest="changes", help="a change to the recipe")
     args = parser.parse_args()
+    from executorch.extension.pybindings import _C
+
     torch.set_num_threads(1)
     _C._unsafe_reset_threadpool(1)  # before the first network is loaded
     with tempfile.TemporaryDirectory() as scratch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import deployment
 from compression.runtimes import cnn, needs_executorch, needs_openvino
 from sparsefw import compress, save
 
@@ -75,5 +77,7 @@ def test_the_snippet_of_executorch_runs(batches, tmp_path):
 
 
 def test_the_page_shows_the_measured_table():
-    measured = (ROOT / "benchmarks" / "results" / "deployment-cpu.md").read_text()
+    results = ROOT / "benchmarks" / "results"
+    measured = (results / "deployment-cpu.md").read_text()
+    assert measured == deployment.page(json.loads((results / "deployment-cpu.json").read_text()))
     assert measured.strip() in PAGE

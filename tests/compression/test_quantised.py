@@ -118,7 +118,7 @@ def test_wrong_arguments_are_refused_in_one_line(tmp_path):
         ValueError, match=r"^int8= takes the result of quantise\(small, ...\), made of the network that is"
     ):
         save(small, tmp_path / "a", int8=other)
-    own = quantise(small, calibration=BATCHES)
+    own = dataclasses.replace(other, whole=small.model)
     with pytest.raises(ValueError, match=r"^int8= has two networks for one runtime; give one$"):
         save(small, tmp_path / "a", int8=[own, own])
     assert not list(tmp_path.iterdir())
