@@ -33,7 +33,7 @@ def compress_run(
         int8: Whether the network is also written in int8.
     """
     check_replaceable(out.resolve(), is_artifact)  # now, not after minutes of work
-    backends = _int8_backends(formats) if int8 else []
+    backends = int8_backends(formats) if int8 else []
     for form in (*(FORMATS[option] for option in formats), *(QUANTISERS[backend].float for backend in backends)):
         form.require()
     with warnings.catch_warnings():
@@ -80,10 +80,15 @@ def compress_run(
     return Outcome(record, "\n".join([*lines, str(out)]))
 
 
-def _int8_backends(formats: Sequence[str]) -> list[str]:
-    """Return the runtimes for which the network is made int8: those of the formats; without any of theirs, onnxruntime."""
-    asked = [FORMATS[option].runtime for option in formats]
-    return [backend for backend in QUANTISERS if backend in asked] or ["onnxruntime"]
+def int8_backends(formats: Sequence[str]) -> list[str]:
+    """Return the runtimes for which a network is made int8, by the formats asked for; onnxruntime's file is OpenVINO's, too.
+
+    >>> int8_backends([]), int8_backends(["executorch"]), int8_backends(["openvino", "executorch"])
+    (['onnxruntime'], ['executorch'], ['onnxruntime', 'executorch'])
+    """
+    for_devices = ["executorch"] if "executorch" in formats else []
+    is_for_others = "onnx" in formats or "openvino" in formats or not for_devices
+    return (["onnxruntime"] if is_for_others else []) + for_devices
 
 
 def latencies(small: Compressed, folder: Path, formats: Sequence[str]) -> dict[str, tuple[float, float]]:

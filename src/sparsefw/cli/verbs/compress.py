@@ -52,7 +52,8 @@ def compress(
         bool,
         typer.Option(
             "--int8",
-            help="Also write the network in int8: model.int8.onnx, and with --executorch model.int8.pte.",
+            help="Also write the network in int8: model.int8.onnx, or with --executorch model.int8.pte; with --onnx or "
+            "--openvino besides, both.",
         ),
     ] = False,
     data: options.RunDataOption = None,
