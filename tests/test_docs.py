@@ -27,7 +27,15 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 INVENTED = {"mine.py"}  # the file of a user, in an example
-SAVED = {"data.json", "model.safetensors", "model.onnx", "model.pt2"}  # files, not settings
+SAVED = {
+    "data.json",
+    "model.safetensors",
+    "model.onnx",
+    "model.pt2",
+    "model.xml",
+    "model.bin",
+    "model.pte",
+}  # files, not settings
 STEMS = {
     re.sub(r"-[a-z]+(-paper)?$", "", name) for name in recipe_descriptions()
 }  # what `bench` takes: recipes without variant

@@ -12,8 +12,8 @@ import sparsefw
 
 # Packages that not every installation has: a module that needs one of them is not searched where it is missing.
 OPTIONAL = {
-    "optuna", "psycopg", "sqlalchemy", "onnx", "onnxscript", "onnxruntime", "timm", "torchvision", "triton", "lightning",
-    "transformers", "accelerate",
+    "optuna", "psycopg", "sqlalchemy", "onnx", "onnxscript", "onnxruntime", "openvino", "executorch", "torchao", "timm",
+    "torchvision", "triton", "lightning", "transformers", "accelerate",
 }  # fmt: skip
 # Importing these starts the program or needs a GPU.
 EXCLUDED = ("sparsefw.__main__", "sparsefw.optim.fused")

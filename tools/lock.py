@@ -36,7 +36,7 @@ LINK = re.compile(r"<a [^>]*href=\"[^\"#]*#sha256=([0-9a-f]{64})\"[^>]*>([^<]+)<
 # SPDX identifiers that ask for no more than a notice.
 PERMISSIVE = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python",
-    "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Zlib",
+    "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "WTFPL", "Zlib",
 }  # fmt: skip
 # Weak copyleft: their own files stay under their licence; what imports them does not come under it.
 WEAK_COPYLEFT = {"MPL-2.0", "LGPL-3.0-only"}
@@ -54,6 +54,9 @@ SPDX = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
+
+# Packages whose metadata state none, or its whole text: what their file LICENSE says.
+READ = {"tiktoken": "MIT", "torchao": "BSD-3-Clause"}
 
 
 def developer_requirements() -> list[Requirement]:
@@ -108,6 +111,8 @@ def version_of(file: str) -> Version | None:
 
 def licence(name: str) -> str:
     """Return the licence of an installed package: an SPDX expression."""
+    if name in READ:
+        return READ[name]
     about = metadata.metadata(name)
     expression = about.get("License-Expression")
     text = (about.get("License") or "").strip()

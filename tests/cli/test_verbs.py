@@ -134,6 +134,36 @@ def test_compress_saves_a_network_that_can_be_loaded(run, tmp_path):
     assert answer["milliseconds"]["onnxruntime"][1] > 0
 
 
+def test_compress_exports_for_other_runtimes_and_quantises(run, tmp_path):
+    pytest.importorskip("openvino", reason="openvino is not installed: pip install 'sparsefw[openvino]'")
+    words = (
+        "compress",
+        run,
+        "--filters",
+        0.5,
+        "--refit",
+        "no",
+        "-o",
+        tmp_path / "s",
+        "--openvino",
+        "--program",
+        "--int8",
+    )
+    answer = json.loads(sparsefw(*words, "--json", "--quiet"))
+    written = {path.name: path.stat().st_size for path in (tmp_path / "s").iterdir() if path.suffix != ".json"}
+    assert answer["files"] == written
+    assert set(written) == {"model.safetensors", "model.pt2", "model.xml", "model.bin", "model.int8.onnx"}
+    assert answer["milliseconds"]["openvino"][1] > 0
+    (int8,) = answer["int8"].values()
+    assert int8["metric"]["float"] == answer["test"]["compressed"]["accuracy"]
+    assert abs(int8["metric"]["int8"] - int8["metric"]["float"]) < 5
+
+
+def test_help_says_that_torch_may_unpickle_a_program():
+    text = " ".join(re.sub(r"[^\w.,-]+", " ", sparsefw("compress", "--help")).split())
+    assert "torch may unpickle what is in such a file" in text
+
+
 @pytest.mark.parametrize("answer, refit", [("yes", True), ("no", False)])
 def test_refit_can_be_set(run, tmp_path, answer, refit):
     text = sparsefw("compress", run, "--filters", 0.5, "--refit", answer, "-o", tmp_path / "s", "--json", "--quiet")

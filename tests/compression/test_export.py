@@ -11,15 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from sparsefw import compress, compression, save
+from sparsefw.cli.verbs import compress as compress_verb
 from sparsefw.compression import export_onnx, export_program
 from sparsefw.compression.artifact import export, folder
 from sparsefw.compression.artifact.export import ExportError
+from sparsefw.compression.artifact.export.formats import FORMATS as RECORDS
 
 # The function that exports -> the option of save that calls it, and the file that it writes.
 FORMATS = {
     "export_onnx": ("onnx", "model.onnx"),
     "export_program": ("program", "model.pt2"),
+    "export_openvino": ("openvino", "model.xml"),
+    "export_executorch": ("executorch", "model.pte"),
 }
+SLOW = {"executorch": pytest.mark.slow}  # its lowering takes seconds
 
 
 def test_every_export_format_is_public_and_an_option_of_save():
@@ -28,10 +33,20 @@ def test_every_export_format_is_public_and_an_option_of_save():
     assert functions <= set(compression.__all__), "sparsefw.compression does not export it"
     options = {name for name, parameter in inspect.signature(save).parameters.items() if parameter.default is False}
     assert options == {option for option, _ in FORMATS.values()}, "save has no option for it"
+    assert {option: record.file for option, record in RECORDS.items()} == dict(FORMATS.values())
+    command = inspect.signature(compress_verb.compress).parameters
+    assert options <= set(command), "sparsefw compress has no option for it"
 
 
-@pytest.mark.parametrize(("option", "file"), FORMATS.values(), ids=list(FORMATS))
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [pytest.param(option, file, marks=SLOW.get(option, ()), id=option) for option, file in FORMATS.values()],
+)
 def test_exported_files_are_part_of_the_artifact(option, file, small_resnet, batches, tmp_path):
+    for package in RECORDS[option].packages:
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: pip install 'sparsefw[{RECORDS[option].extra}]'"
+        )
     save(compress(small_resnet, filters=0.5, calibration=batches), tmp_path / "a", **{option: True})
     hashes = json.loads((tmp_path / "a" / "plan.json").read_text())["sha256"]
     assert file in hashes

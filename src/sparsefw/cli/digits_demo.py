@@ -48,7 +48,7 @@ def run_demo(folder: Path, seed: int, quiet: bool) -> Outcome:
     if not quiet:
         print_status("searching the smallest network within a point of the dense one ...")
     settings = dict(target=f"drop={DROP}", by=["filters"], progress=False if quiet else None)
-    small = compress_run(trained_runs[OVER_SIZES], folder / "small", True, settings)
+    small = compress_run(trained_runs[OVER_SIZES], folder / "small", ["onnx"], False, settings)
     validation = trained_runs[OVER_SIZES].data.validation
     assert validation is not None  # the recipe holds some images out
 

@@ -33,6 +33,7 @@ from sparsefw.limits import RECORD_BYTES, read_bounded
 from sparsefw.user_cache import cache_folder
 
 BACKENDS = ("eager", "onnxruntime")
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,27 @@ def measure(
             return call(model, inputs)
 
     with evaluating(model):
-        times = repeat(once, seconds, device)
+        return latency_of(once, inputs, backend, seconds, label, device)
+
+
+def latency_of(
+    once: Callable[[], Any],
+    inputs: Any,
+    backend: str,
+    seconds: float,
+    label: str = "cpu",
+    device: torch.device = CPU,
+    threads: int | None = None,
+) -> Latency:
+    """Measure the latency of a call that computes these inputs. threads: None stands for those of torch."""
+    times = repeat(once, seconds, device)
     quarters = statistics.quantiles(times, n=4)
     return Latency(
         statistics.median(times),
         quarters[2] - quarters[0],
         len(times),
         batch_size(inputs),
-        torch.get_num_threads(),
+        torch.get_num_threads() if threads is None else threads,
         label,
         backend,
     )

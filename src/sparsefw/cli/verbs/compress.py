@@ -36,6 +36,26 @@ def compress(
     refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
+    program: Annotated[
+        bool,
+        typer.Option(
+            "--program",
+            help="Also write model.pt2, a torch.export program. torch may unpickle what is in such a file: load one only where "
+            "you trust its origin.",
+        ),
+    ] = False,
+    openvino: Annotated[
+        bool, typer.Option("--openvino", help="Also write model.xml and model.bin for OpenVINO.")
+    ] = False,
+    executorch: Annotated[bool, typer.Option("--executorch", help="Also write model.pte for ExecuTorch.")] = False,
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Also write the network in int8: model.int8.onnx, or with --executorch model.int8.pte; with --onnx or "
+            "--openvino besides, both.",
+        ),
+    ] = False,
     data: options.RunDataOption = None,
     data_changed: options.DataChangedOption = False,
     device: options.DeviceOption = "auto",
@@ -52,6 +72,7 @@ def compress(
 
         sparsefw compress RUN --filters 0.7 -o small --onnx
         sparsefw compress RUN --target drop=1 --by filters
+        sparsefw compress RUN --filters 0.7 --openvino --executorch --int8
     """
     from sparsefw.cli.compress_run import compress_run
     from sparsefw.runfolder import RunPaths
@@ -69,4 +90,7 @@ def compress(
         **parse_amounts(removed, target),
     )
     trained = TrainedRun.open(run, data, device, trust, data_changed)
-    print_outcome(compress_run(trained, RunPaths(run).small if out is None else out, onnx, settings), json)
+    formats = {"onnx": onnx, "program": program, "openvino": openvino, "executorch": executorch}
+    wanted = [option for option, is_wanted in formats.items() if is_wanted]
+    folder = RunPaths(run).small if out is None else out
+    print_outcome(compress_run(trained, folder, wanted, int8, settings), json)

@@ -3,9 +3,13 @@
 plan.json            the edits of every layer, the name of the dense architecture, hashes of the other files
 model.safetensors    the weights and all buffers; sparse ones as a bit mask and values
                        .probe.*   what the network computes on random inputs, which is checked when it is loaded
-certificate.json     parity of masked, removed and ONNX model, costs, accuracy, versions, hardware, hash of the source weights
+certificate.json     parity of masked, removed and exported model, costs, accuracy, bytes of the other files, versions, hardware,
+                     hash of the source weights
 model.onnx           on request
-model.pt2            on request: a torch.export program
+model.pt2            on request: a torch.export program; torch may unpickle what is in it, `load` does not read it
+model.xml            on request: for OpenVINO, with its weights in model.bin
+model.pte            on request: for ExecuTorch
+model.int8.onnx      on request: the network in int8; for ExecuTorch, model.int8.pte
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import contextlib
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefw.compression.artifact.export import write_onnx, write_program
+from sparsefw.atomic_io import naming
+from sparsefw.compression.artifact.export.formats import FORMATS
 from sparsefw.compression.artifact.files import (
     ArtifactError,
     check_hashes,
@@ -41,6 +46,7 @@ from sparsefw.compression.artifact.probe import Probe, check, note_of, probe_of
 from sparsefw.compression.compressed import Compressed
 from sparsefw.compression.cost import Costs
 from sparsefw.compression.metric import as_number
+from sparsefw.compression.quantised import Quantised
 from sparsefw.compression.structure.layers import is_channels_last
 from sparsefw.environment import environment
 from sparsefw.models import BUILD_ERRORS, MODELS, build_for, build_skeleton, is_rebuilt_by_name, record_of
@@ -59,6 +65,9 @@ def save(
     *,
     onnx: bool = False,
     program: bool = False,
+    openvino: bool = False,
+    executorch: bool = False,
+    int8: Quantised | Sequence[Quantised] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> None:
     """Write a compressed model into a folder.
@@ -67,13 +76,19 @@ def save(
         small: The result of compress.
         folder: Where to write. An artifact that is already there is replaced as a whole, or stays whole.
         onnx: Also write model.onnx, checked in onnxruntime.
-        program: Also write model.pt2, a torch.export program.
+        program: Also write model.pt2, a torch.export program, which torch may unpickle: load one only where you trust its
+            origin.
+        openvino: Also write model.xml and model.bin, checked in OpenVINO.
+        executorch: Also write model.pte, checked in ExecuTorch.
+        int8: Also write what `quantise` made of this network, one result or several.
         metrics: Measured values for the certificate, such as {"dense": 94.1, "compressed": 93.8}.
     """
     if not isinstance(small, Compressed) or small.source is None:
         given = "the result of load" if isinstance(small, Compressed) else f"a {type(small).__name__}"
         raise ValueError(f"save takes the result of compress, not {given}")
     numbers = _numbers(metrics)
+    quantised = _of_this_network(small, int8)
+    wanted = {"onnx": onnx, "program": program, "openvino": openvino, "executorch": executorch}
     state = state_of(small.model)
     probe = probe_of(small.model, small.example)
     plan = replace(small.plan, untouched=(*small.plan.untouched, *note_of(probe)))
@@ -81,10 +96,15 @@ def save(
         certificate = _certificate(small, numbers)
         outputs = probe.outputs(small.model) if isinstance(probe, Probe) else {}
         write_tensors(aside / "model.safetensors", {**pack(unique_tensors(small.model)), **outputs})
-        if onnx:
-            certificate["parity"]["onnxruntime"] = write_onnx(small.model, small.example, aside / "model.onnx")
-        if program:
-            write_program(small.model, small.example, aside / "model.pt2")
+        for exported in (FORMATS[option] for option, is_wanted in wanted.items() if is_wanted):
+            gap = exported.write(small.model, small.example, aside / exported.file)
+            if gap is not None:
+                certificate["parity"][exported.runtime] = gap
+        for one in quantised:
+            with naming(aside / one.file):
+                (aside / one.file).write_bytes(one.content)
+        certificate["int8"] = {one.backend: one.to_json() for one in quantised}
+        certificate["files"] = file_sizes(aside)
         write_json(aside / "certificate.json", certificate)
         header = {
             "format": ONE_SIZE_FORMAT,
@@ -96,6 +116,22 @@ def save(
             "sha256": {path.name: sha256(path) for path in sorted(aside.iterdir())},
         }
         write_json(aside / "plan.json", {**header, "digest": digest_of(header)})
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file of networks in the folder of an artifact."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix != ".json"}
+
+
+def _of_this_network(small: Compressed, int8: Quantised | Sequence[Quantised]) -> Sequence[Quantised]:
+    """Return the quantised networks; ValueError unless they were made of this network, each for another runtime."""
+    given = (int8,) if isinstance(int8, Quantised) else tuple(int8)
+    for one in given:
+        if not isinstance(one, Quantised) or one.whole is not small.model:
+            raise ValueError("int8= takes the result of quantise(small, ...), made of the network that is saved")
+    if len({one.file for one in given}) < len(given):
+        raise ValueError("int8= has two networks for one runtime; give one")
+    return given
 
 
 def load_artifact(folder: Path, header: Mapping[str, Any], constructor: Constructor | None) -> Compressed:
