@@ -184,7 +184,7 @@ def compress(
             "sensitivity".
         include: Glob patterns of layer names. The layer that writes the model's output always keeps its outputs.
         exclude: Glob patterns of layer names to leave as they are.
-        round_to: Channel counts and ranks are rounded to multiples of this.
+        round_to: Channel counts and ranks become multiples of this, rounded up: never more is removed than asked.
         progress: A bar while layers are fitted: True, False, None (if standard error is a terminal), or a function of
             (done, total, layer name) to call instead.
 
