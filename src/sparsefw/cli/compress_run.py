@@ -1,4 +1,4 @@
-"""Makes a smaller network from a run, evaluates and times it, and saves it."""
+"""Makes a smaller network from a trained one, evaluates and times it, and saves it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.cli.output import Outcome
+from sparsefw.cli.subjects import form_line
 from sparsefw.compression import Compressed, NotRunWarning, measure, save
 from sparsefw.compression.artifact.files import check_replaceable
 from sparsefw.compression.artifact.folder import is_artifact
 from sparsefw.compression.recovery.batches import first_items
-from sparsefw.train.evaluate_run import TrainedRun
+from sparsefw.train.subject import Subject
 
 
-def compress_run(trained: TrainedRun, out: Path, onnx: bool, settings: dict[str, Any]) -> Outcome:
-    """Compress a run, evaluate and time the result, and save it.
-
-    It is evaluated on the test images; if there are none, on the validation images.
-    """
+def compress_run(subject: Subject, out: Path, onnx: bool, settings: dict[str, Any]) -> Outcome:
+    """Compress a network, evaluate and time the result, and save it."""
     check_replaceable(out.resolve(), is_artifact)  # now, not after minutes of work
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotRunWarning)  # the summary says it
-        small = trained.compress(**settings)
-    metric = trained.task.metric
-    split = "test" if trained.data.test is not None else "validation"
+        small = subject.compress(**settings)
+    metric = subject.task.metric
+    split = subject.reported
     measured = {}
-    if trained.data.test is not None or trained.data.validation is not None:
-        measured = {"dense": trained.metrics(trained.model, split), "compressed": trained.metrics(small.model, split)}
+    if split is not None:
+        measured = {"dense": subject.metrics(subject.model, split), "compressed": subject.metrics(small.model, split)}
     save(small, out, onnx=onnx, metrics={name: metrics[metric] for name, metrics in measured.items()})
     times = latencies(small, onnx)
     record = {
         "folder": out,
         "metric": metric,
-        split: measured or None,
+        **({} if split is None else {split: measured}),
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "milliseconds": times,
         "request": small.plan.request,
     }
-    lines = [_metric_text(metric, split, measured), small.summary("validation")]
+    lines = [_metric_text(metric, split, measured), *form_line(subject), small.summary("validation")]
     lines += [_latency_text(backend, *milliseconds) for backend, milliseconds in times.items()]
     return Outcome(record, "\n".join([*lines, str(out)]))
 
@@ -59,9 +57,9 @@ def latencies(small: Compressed, onnx: bool) -> dict[str, tuple[float, float]]:
     return times
 
 
-def _metric_text(metric: str, split: str, measured: Mapping[str, Mapping[str, float]]) -> str:
-    if not measured:
-        return "there are neither test nor validation images: not evaluated"
+def _metric_text(metric: str, split: str | None, measured: Mapping[str, Mapping[str, float]]) -> str:
+    if split is None:
+        return "there are no images with labels: not evaluated"
     figures = [f"{metrics[metric]:.2f}" for metrics in measured.values()]
     return f"{metric} on the {split} images: {' -> '.join(figures)}"
 

@@ -112,6 +112,11 @@ class Target:
         return self.words or f"{self.metric}={self.value:.10g}{self.unit}"
 
 
+def is_drop(target: str | None) -> bool:
+    """Return whether a target holds a metric, so that it needs labels; a text that is no target is refused."""
+    return target is not None and Target.parse(target).metric == DROP
+
+
 @dataclass(frozen=True)
 class Level:
     """The fraction to remove that meets a target, with measurements of the dense and of the chosen model."""

@@ -14,7 +14,13 @@ _BYTES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, 
 _MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 # The word in a target -> its units, each with how many parameters, MACs, bytes or milliseconds it has.
 ABSOLUTE = {"params": _COUNTS, "macs": _COUNTS, "bytes": _BYTES, "latency": _MILLISECONDS}
-EXAMPLES = {"params": "params=30k", "macs": "macs=1M", "bytes": "bytes=100kB", "latency": "latency=2ms", "drop": "drop=1pt"}
+EXAMPLES = {
+    "params": "params=30k",
+    "macs": "macs=1M",
+    "bytes": "bytes=100kB",
+    "latency": "latency=2ms",
+    "drop": "drop=1pt",
+}
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(\D*?)\s*", flags=re.IGNORECASE)
 
 

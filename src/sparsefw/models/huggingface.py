@@ -42,7 +42,7 @@ def record_of(model: nn.Module) -> dict[str, Any] | None:
         return None
     try:
         values = json.loads(json.dumps(config.to_dict(), allow_nan=False))
-        arguments = {**_without_origin(values), _ATTENTION: config._attn_implementation}
+        arguments = {**without_origin(values), _ATTENTION: config._attn_implementation}
         check_config(kind.__name__, arguments)
     except (TypeError, ValueError):
         return None
@@ -106,12 +106,12 @@ def _leaves(value: Any) -> tuple[list[float], list[str]]:
     return [], [value] if isinstance(value, str) else []
 
 
-def _without_origin(value: Any) -> Any:
+def without_origin(value: Any) -> Any:
     """Return a configuration, and those inside it, without where they are from."""
     if isinstance(value, list):
-        return [_without_origin(entry) for entry in value]
+        return [without_origin(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _without_origin(entry) for key, entry in value.items() if key not in _ORIGIN}
+        return {key: without_origin(entry) for key, entry in value.items() if key not in _ORIGIN}
     return value
 
 
