@@ -15,13 +15,13 @@ NetworkArgument = Annotated[
     typer.Argument(
         metavar="NETWORK",
         help="A run folder that `sparsefw train` wrote; or a network that was trained elsewhere: a name such as timm:resnet18, "
-        "with --weights, or a folder that `save`, or save_pretrained of transformers, wrote.",
+        "with --checkpoint, or a folder that `save`, or save_pretrained of transformers, wrote.",
     ),
 ]
-WeightsOption = Annotated[
+CheckpointOption = Annotated[
     Path | None,
     typer.Option(
-        "--weights", metavar="FILE", help="Trained weights of a network given by name: .safetensors, .pt or .pth."
+        "--checkpoint", metavar="FILE", help="Trained weights of a network given by name: .safetensors, .pt or .pth."
     ),
 ]
 ArgumentOption = Annotated[

@@ -18,7 +18,7 @@ from sparsefw.train.subject import Subject
 class NetworkOptions:
     """The options of networks that were trained elsewhere, as they were typed."""
 
-    weights: Path | None = None
+    checkpoint: Path | None = None
     arguments: Sequence[str] | None = None
     evaluate: Path | None = None
     image_size: str | None = None
@@ -30,7 +30,7 @@ class NetworkOptions:
     def given(self) -> list[str]:
         """The names of those that were given."""
         names = {
-            "--weights": self.weights,
+            "--checkpoint": self.checkpoint,
             "--argument": self.arguments or None,
             "--evaluate": self.evaluate,
             "--image-size": self.image_size,
@@ -85,7 +85,7 @@ def open_subject(
         )
     return open_network(
         network,
-        options.weights,
+        options.checkpoint,
         options.arguments or (),
         options=options.form(),
         evaluate=options.evaluate,

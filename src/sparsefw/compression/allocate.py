@@ -45,7 +45,7 @@ class UnitSet:
         return len(self.magnitudes)
 
     def rounded(self, kept: int, round_to: int) -> int:
-        """Return the least number from `kept` on that can be kept: a multiple of round_to in each group, at least one, at most all.
+        """Return the least number from `kept` on that can stay: a multiple of round_to in each group, at least one, at most all.
 
         >>> UnitSet("conv", torch.ones(10)).rounded(5, round_to=4)
         8

@@ -143,7 +143,7 @@ def open_unlabelled_folder(folder: Path, gray: bool) -> FolderSource:
 
 
 def open_labelled_folder(folder: Path, gray: bool) -> FolderSource:
-    """Open the images of CLASS/*, or of the test part in the first of TEST_FOLDERS; classes are numbered by their sorted names."""
+    """Open the images of CLASS/*, or of a part named as in TEST_FOLDERS; classes are numbered by their sorted names."""
     _require_folder(folder)
     part = next((folder / name for name in TEST_FOLDERS if subfolders(folder / name)), folder)
     class_names = subfolders(part)

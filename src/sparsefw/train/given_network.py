@@ -162,7 +162,7 @@ def open_network(
     folder = Path(given)
     if folder.is_dir():
         if weights is not None or arguments:
-            raise ConfigError(f"{given} is a folder with weights of its own: leave --weights and --argument out")
+            raise ConfigError(f"{given} is a folder with weights of its own: leave --checkpoint and --argument out")
         model, record = _from_folder(folder)
         form_folder = folder if (folder / CONFIG).is_file() else None
     else:
@@ -224,7 +224,7 @@ def _by_name(
             "torchvision:resnet18, or one of `sparsefw list models`"
         )
     if weights is None:
-        raise ConfigError(f"{name} is the name of a network: give its trained weights by --weights FILE")
+        raise ConfigError(f"{name} is the name of a network: give its trained weights by --checkpoint FILE")
     model = build_named(name, _parsed(arguments), trust=trust, field="the network")
     try:
         load_weights(model, weights)

@@ -38,7 +38,7 @@ def compress(
     refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
     images: options.ImagesOption = None,
-    weights: options.WeightsOption = None,
+    checkpoint: options.CheckpointOption = None,
     argument: options.ArgumentOption = None,
     evaluate: options.EvaluateOption = None,
     image_size: options.ImageSizeOption = None,
@@ -62,7 +62,7 @@ def compress(
 
         sparsefw compress RUN --filters 0.7 -o small --onnx
         sparsefw compress RUN --target drop=1pt --by filters
-        sparsefw compress timm:resnet18 --weights model.safetensors --calibration photos --filters 0.5 -o small
+        sparsefw compress timm:resnet18 --checkpoint model.safetensors --calibration photos --filters 0.5 -o small
     """
     from sparsefw.cli.compress_run import compress_run
     from sparsefw.cli.subjects import NetworkOptions, RunOptions, open_subject, small_folder
@@ -80,6 +80,6 @@ def compress(
         **parse_amounts(removed, target),
     )
     folder = small_folder(network, out)
-    given = NetworkOptions(weights, argument, evaluate, image_size, mean, std, images)
+    given = NetworkOptions(checkpoint, argument, evaluate, image_size, mean, std, images)
     subject = open_subject(network, given, RunOptions(data, data_changed), device, trust, halves=is_drop(target))
     print_outcome(compress_run(subject, folder, onnx, settings), json)

@@ -30,7 +30,7 @@ def curve(
     refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
     images: options.ImagesOption = None,
-    weights: options.WeightsOption = None,
+    checkpoint: options.CheckpointOption = None,
     argument: options.ArgumentOption = None,
     evaluate: options.EvaluateOption = None,
     image_size: options.ImageSizeOption = None,
@@ -53,7 +53,7 @@ def curve(
 
         sparsefw curve runs/digits-resnet-filters-seed0
         sparsefw curve RUN --kind rank --at 0.6,0.8,0.9 --latency
-        sparsefw curve timm:resnet18 --weights model.safetensors --calibration photos --evaluate labelled
+        sparsefw curve timm:resnet18 --checkpoint model.safetensors --calibration photos --evaluate labelled
     """
     from sparsefw.cli.curve_run import curve_run
     from sparsefw.cli.subjects import NetworkOptions, RunOptions, open_subject
@@ -67,6 +67,6 @@ def curve(
         progress=False if quiet else None,
     )
     ratios = options.parse_numbers(at, "--at")
-    given = NetworkOptions(weights, argument, evaluate, image_size, mean, std, images)
+    given = NetworkOptions(checkpoint, argument, evaluate, image_size, mean, std, images)
     subject = open_subject(network, given, RunOptions(data, data_changed), device, trust, halves=split == "validation")
     print_outcome(curve_run(subject, kind, ratios, form, split, settings), json)
