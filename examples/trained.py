@@ -1,6 +1,6 @@
-"""Train a network without sparsefw, and write what its owner has: weights, photos, and some photos with labels.
+"""Train a network of timm without sparsefw, and write what its owner has: weights and photos.
 
-Makes the folder `mine` with weights.safetensors (of timm's test_resnet, for 10 classes), photos/ and labelled/CLASS/.
+Makes the folder `mine` with weights.safetensors (of test_resnet, for the ten digits), train/CLASS/ and test/CLASS/;
 docs/trained.md goes on from there.
 """
 
@@ -49,11 +49,9 @@ if __name__ == "__main__":
     photos, labels = digits("train")
     network = build("timm:test_resnet", num_classes=10)
     train(network, inputs(photos), torch.tensor(labels))
-    (folder / "photos").mkdir(parents=True, exist_ok=True)
-    for i, photo in enumerate(photos):
-        photo.save(folder / "photos" / f"{i}.png")
-    for i, (photo, label) in enumerate(zip(*digits("test"), strict=True)):
-        place = folder / "labelled" / str(label)
-        place.mkdir(parents=True, exist_ok=True)
-        photo.save(place / f"{i}.png")
+    for part, images, classes in (("train", photos, labels), ("test", *digits("test"))):
+        for i, (image, label) in enumerate(zip(images, classes, strict=True)):
+            place = folder / part / str(label)
+            place.mkdir(parents=True, exist_ok=True)
+            image.save(place / f"{i}.png")
     save_file(network.state_dict(), folder / "weights.safetensors")

@@ -1,14 +1,18 @@
-"""Opens what `compress` and `curve` are given: the network of a run, or one that was trained elsewhere."""
+"""Opens what `compress`, `curve` and `finetune` are given: the network of a run, or one that was trained elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sparsefw.cli.options import parse_numbers
 from sparsefw.runfolder import RunPaths
+from sparsefw.train.config import RunConfig
 from sparsefw.train.evaluate_run import TrainedRun
+from sparsefw.train.finetune import finetuning, finetuning_of_weights
+from sparsefw.train.folder import RunFolder
 from sparsefw.train.given_network import IMAGES, GivenNetwork, open_network
 from sparsefw.train.input_form import FormOptions
 from sparsefw.train.subject import Subject
@@ -94,6 +98,48 @@ def open_subject(
         device=device,
         trust=trust,
     )
+
+
+def _refuse_for_run(network: str, options: NetworkOptions) -> None:
+    if options.given:
+        raise ValueError(
+            f"{network}: {', '.join(options.given)}: only for networks that are no run of `sparsefw train`"
+        )
+
+
+class FinetuningRequest(NamedTuple):
+    """The configuration of a fine-tuning, the folder to train into by default, and that of the data."""
+
+    config: RunConfig
+    folder: Path
+    data: Path | None
+
+
+def finetuning_request(
+    network: str,
+    options: NetworkOptions,
+    run: RunOptions,
+    epochs: int,
+    kind: str | None,
+    changes: Sequence[str],
+    trust: bool,
+) -> FinetuningRequest:
+    """Return what to train: a run further, or a network from a file of weights on a folder of images with labels."""
+    if is_run(network):
+        _refuse_for_run(network, options)
+        path = Path(network)
+        config = finetuning(path, epochs, kind, changes)
+        data = RunFolder(path).data if run.data is None else run.data
+        return FinetuningRequest(config, path.with_name(f"{path.name}-finetuned"), data)
+    if options.checkpoint is None:
+        raise ValueError(f"{network}: only a run, or a network given by name and --checkpoint FILE, is fine-tuned")
+    if run.data is None:
+        raise ValueError(f"{network}: give images with labels by --data FOLDER, with train/CLASS/ or CLASS/ in it")
+    given = open_network(
+        network, options.checkpoint, options.arguments or (), options=options.form(), device="cpu", trust=trust
+    )
+    config = finetuning_of_weights(given, options.checkpoint, epochs, kind, changes)
+    return FinetuningRequest(config, Path("runs") / config.name, run.data)
 
 
 def small_folder(network: str, out: Path | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class GivenNetwork(Subject):
     """A network with weights, the form of its inputs, and the folders of images that the user has for it.
 
     given    its name or folder, as the user typed it
+    record   its name and arguments, as `sparsefw.models.build` takes them
     form     how images become its inputs; None where nothing says it, which only files of arrays do not need
     images   at most so many calibrate
     parts    the images with labels, by split
@@ -59,6 +60,7 @@ class GivenNetwork(Subject):
     model: nn.Module
     engine: Engine
     task: Classification
+    record: Mapping[str, Any]
     form: InputForm | None = None
     images: int = IMAGES
     parts: Mapping[str, DataPart] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class GivenNetwork(Subject):
             )
         if calibration.suffix in ARRAYS:
             return {"calibration": read_arrays(calibration)}
-        images = unlabelled_images(calibration, self._known_form(), self.engine.device, self.engine.workers)
+        images = unlabelled_images(calibration, self.known_form(), self.engine.device, self.engine.workers)
         if len(images) < LEAST_CALIBRATION:
             raise ConfigError(f"{calibration} holds one image; calibration needs at least {LEAST_CALIBRATION}")
         return {"calibration": images.sample(self.images)}
@@ -123,13 +125,14 @@ class GivenNetwork(Subject):
         ratios = CurveConfig().at if kind.only_ratio is None else (kind.only_ratio,)
         return self.measured_curve(kind, ratios if at is None else at, form, split, calibration, **how)
 
-    def _known_form(self) -> InputForm:
+    def known_form(self) -> InputForm:
+        """Return how images become inputs; ConfigError if nothing says it."""
         if self.form is None:
             raise ConfigError(f"{self.name}: nothing says how its images are made; give --image-size, --mean and --std")
         return self.form
 
     def _example(self, items: int) -> Tensor:
-        return torch.zeros(items, *self._known_form().shape, device=self.engine.device)
+        return torch.zeros(items, *self.known_form().shape, device=self.engine.device)
 
 
 def open_network(
@@ -175,7 +178,7 @@ def open_network(
         if evaluate is not None or any(option is not None for option in options):
             raise
         form = None  # files of arrays need none
-    network = GivenNetwork(given, model, engine, Classification(1), form, images)
+    network = GivenNetwork(given, model, engine, Classification(1), record, form, images)
     if evaluate is None:
         return network
     return _with_labels(network, evaluate, halves)
@@ -188,12 +191,10 @@ def _with_labels(network: GivenNetwork, folder: Path, halves: bool) -> GivenNetw
         raise ConfigError(f"{network.name} does not give a score per class: only classifiers are evaluated on a folder")
     classes = int(scores.shape[1])
     engine = network.engine
-    parts = labelled_images(folder, network._known_form(), classes, engine.device, engine.workers, halves)
+    parts = labelled_images(folder, network.known_form(), classes, engine.device, engine.workers, halves)
     splits = (Split.VALIDATION, Split.TEST) if halves else (Split.TEST,)
     by_split: dict[str, DataPart] = dict(zip(splits, parts, strict=True))
-    return GivenNetwork(
-        network.name, network.model, engine, Classification(classes), network.form, network.images, by_split
-    )
+    return replace(network, task=Classification(classes), parts=by_split)
 
 
 def _from_folder(folder: Path) -> tuple[nn.Module, Mapping[str, Any]]:

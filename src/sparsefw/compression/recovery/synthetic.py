@@ -23,7 +23,7 @@ from sparsefw.layer_types import BATCH_NORMS
 
 BATCHES = 4
 BATCH = 64
-STEPS = 50  # per batch
+STEPS = 200  # per batch
 LR = 0.1
 
 
