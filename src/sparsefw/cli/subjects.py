@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsefw.cli.options import parse_numbers
+from sparsefw.data.own_images import InputForm
 from sparsefw.runfolder import RunPaths
 from sparsefw.train.config import RunConfig
 from sparsefw.train.evaluate_run import TrainedRun
@@ -153,5 +154,5 @@ def small_folder(network: str, out: Path | None) -> Path:
 
 def form_line(subject: Subject) -> list[str]:
     """Return a line that says how images became inputs; none for runs, whose recipes say it."""
-    is_given = isinstance(subject, GivenNetwork) and subject.form is not None
-    return [f"images: {subject.form}"] if is_given else []  # type: ignore[attr-defined]
+    is_known = isinstance(subject, GivenNetwork) and isinstance(subject.form, InputForm)
+    return [f"images: {subject.form}"] if is_known else []  # type: ignore[attr-defined]

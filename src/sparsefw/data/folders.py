@@ -79,7 +79,7 @@ def images_below(folder: Path) -> list[str]:
                 (images if is_image(name) else others).append(os.path.relpath(os.path.join(parent, name), folder))
     if not images:
         rest = f", only {', '.join(sorted(others)[:3])}{' ...' if len(others) > 3 else ''}" if others else ""
-        raise DataError(f"{folder} holds no images{rest}; add some (.jpg, .png, ...) or remove the class folder")
+        raise DataError(f"{folder} holds no images{rest}; add some (.jpg, .png, ...), or leave the folder out")
     return sorted(images)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sparsefw.limits import CONFIG_NUMBER, NETWORK_BLOCKS
 from sparsefw.models.external import import_torchvision
@@ -67,6 +68,43 @@ def build_from_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Modul
     if attention is not None and attention != model.config._attn_implementation:
         model.set_attn_implementation(attention)
     return model
+
+
+def with_weights(model: Any, weights: Mapping[str, Tensor], origin: str) -> nn.Module:
+    """Return the network with these weights, whose names the package itself translates: files keep those of earlier versions.
+
+    Raise ValueError, naming the first misfit, unless all weights of the network are there, and no others.
+    """
+    logging = importlib.import_module("transformers.utils.logging")
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        loaded, found = type(model).from_pretrained(
+            None,
+            config=model.config,
+            state_dict=dict(weights),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation=model.config._attn_implementation,
+            dtype=torch.float32,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+    for word, keys in (
+        ("is missing", "missing_keys"),
+        ("does not fit", "mismatched_keys"),
+        ("is unknown", "unexpected_keys"),
+    ):
+        if misfits := sorted(str(key[0] if isinstance(key, tuple) else key) for key in found[keys]):
+            more = f" ({len(misfits) - 1} more)" if len(misfits) > 1 else ""
+            raise ValueError(
+                f"{origin}: {misfits[0]} {word}{more}: these are not the weights of {type(model).__name__}"
+            )
+    loaded.built_from = model.built_from
+    return loaded
 
 
 def check_config(name: str, config: Mapping[str, Any]) -> None:

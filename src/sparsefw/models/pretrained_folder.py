@@ -9,8 +9,8 @@ from torch import nn
 
 from sparsefw.atomic_io import parse_json
 from sparsefw.limits import RECORD_BYTES, read_bounded
-from sparsefw.models.huggingface import LIBRARY, without_origin
-from sparsefw.models.pretrained import load_weights, read_weights
+from sparsefw.models.huggingface import LIBRARY, with_weights, without_origin
+from sparsefw.models.pretrained import read_weights
 from sparsefw.models.skeletons import BUILD_ERRORS, build_for
 from sparsefw.text import one_line
 
@@ -38,8 +38,7 @@ def open_pretrained(folder: Path) -> nn.Module:
         model = build_for(record, tensors)
     except BUILD_ERRORS as error:
         raise ValueError(f"{folder / CONFIG}: {one_line(error)}") from None
-    load_weights(model, weights)
-    return model
+    return with_weights(model, tensors, str(weights))
 
 
 def read_table(path: Path) -> dict[str, Any]:

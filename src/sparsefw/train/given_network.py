@@ -51,7 +51,7 @@ class GivenNetwork(Subject):
 
     given    its name or folder, as the user typed it
     record   its name and arguments, as `sparsefw.models.build` takes them
-    form     how images become its inputs; None where nothing says it, which only files of arrays do not need
+    form     how images become its inputs; why that is not known, where nothing says it: only files of arrays do not need it
     images   at most so many calibrate
     parts    the images with labels, by split
     """
@@ -61,7 +61,7 @@ class GivenNetwork(Subject):
     engine: Engine
     task: Classification
     record: Mapping[str, Any]
-    form: InputForm | None = None
+    form: InputForm | str
     images: int = IMAGES
     parts: Mapping[str, DataPart] = field(default_factory=dict)
 
@@ -78,9 +78,9 @@ class GivenNetwork(Subject):
         if calibration == SYNTHETIC:
             return {"calibration": SYNTHETIC, "example": self._example(2)}
         if not isinstance(calibration, Path):
-            what = "nothing" if calibration is None else f"{calibration}, but it has no training images here,"
+            number = "" if calibration is None else f"there are no training images to take {calibration} from; "
             raise ConfigError(
-                f"{self.name} is to be calibrated on {what}: give --calibration FOLDER, some hundred images without labels, or "
+                f"{self.name}: {number}give --calibration FOLDER, some hundred images without labels, or "
                 f"--calibration {SYNTHETIC} where there are none"
             )
         if calibration.suffix in ARRAYS:
@@ -93,7 +93,7 @@ class GivenNetwork(Subject):
     def part(self, split: str) -> DataPart:
         if split not in self.parts:
             raise ConfigError(
-                f"{self.name} has no {split} images: give --evaluate FOLDER, with a folder of images per class"
+                f"{self.name} has no {split} images with labels: give --evaluate FOLDER, with a folder of images per class"
             )
         return self.parts[split]
 
@@ -127,8 +127,8 @@ class GivenNetwork(Subject):
 
     def known_form(self) -> InputForm:
         """Return how images become inputs; ConfigError if nothing says it."""
-        if self.form is None:
-            raise ConfigError(f"{self.name}: nothing says how its images are made; give --image-size, --mean and --std")
+        if not isinstance(self.form, InputForm):
+            raise ConfigError(self.form)
         return self.form
 
     def _example(self, items: int) -> Tensor:
@@ -172,12 +172,13 @@ def open_network(
         model, record = _by_name(given, weights, arguments, trust)
         form_folder = None
     model = engine.place(model.eval())
+    form: InputForm | str
     try:
         form = input_form(model, record, form_folder, options)
-    except ConfigError:
+    except ConfigError as error:
         if evaluate is not None or any(option is not None for option in options):
             raise
-        form = None  # files of arrays need none
+        form = str(error)  # files of arrays need none
     network = GivenNetwork(given, model, engine, Classification(1), record, form, images)
     if evaluate is None:
         return network
@@ -226,11 +227,12 @@ def _by_name(
         )
     if weights is None:
         raise ConfigError(f"{name} is the name of a network: give its trained weights by --checkpoint FILE")
-    model = build_named(name, _parsed(arguments), trust=trust, field="the network")
+    model = build_named(name, _parsed(arguments), trust=trust, field="NETWORK")
     try:
         load_weights(model, weights)
     except ValueError as error:
-        raise ConfigError(f"{error}{_hint_at_classes(name, model, weights)}") from None
+        misfit = str(error).partition("; leave_out=")[0].partition("; into=")[0]  # what Python users can do
+        raise ConfigError(f"{misfit}{_hint_at_classes(name, model, weights)}") from None
     return model, _record(model)
 
 
