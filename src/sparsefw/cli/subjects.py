@@ -78,10 +78,7 @@ def open_subject(
         halves: half of the images with labels is for choosing; runs have validation images for that.
     """
     if is_run(network):
-        if options.given:
-            raise ValueError(
-                f"{network}: {', '.join(options.given)} are for networks that are no run of `sparsefw train`"
-            )
+        _refuse_for_run(network, options)
         return TrainedRun.open(Path(network), run.data, device, trust, run.data_changed)
     if run.data is not None or run.data_changed:
         name = "--data" if run.data is not None else "--data-changed"
@@ -103,9 +100,8 @@ def open_subject(
 
 def _refuse_for_run(network: str, options: NetworkOptions) -> None:
     if options.given:
-        raise ValueError(
-            f"{network}: {', '.join(options.given)}: only for networks that are no run of `sparsefw train`"
-        )
+        given = ", ".join(options.given)
+        raise ValueError(f"{network} is a run: {given}: only for networks that were trained elsewhere")
 
 
 class FinetuningRequest(NamedTuple):

@@ -95,14 +95,13 @@ def read_arrays(path: Path) -> Sequence[Tensor | dict[str, Tensor]]:
 
 def _read_npy(path: Path) -> dict[str, Tensor]:
     try:
-        array = np.load(path, allow_pickle=False)
-        if not isinstance(array, np.ndarray) or not (
-            np.issubdtype(array.dtype, np.floating) or array.dtype == np.int64
-        ):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # a header may claim more than there is
+        is_whole = array.dtype == np.int64
+        if not is_whole and not np.issubdtype(array.dtype, np.floating):
             raise TypeError
-    except (ValueError, EOFError, TypeError):
+        return {"inputs": torch.from_numpy(np.array(array, dtype=np.int64 if is_whole else np.float32))}
+    except (ValueError, EOFError, TypeError, AttributeError):
         raise DataError(f"{path}: expected one array of inputs as the network takes them, float32 or int64") from None
-    return {"inputs": torch.from_numpy(array).float() if array.dtype != np.int64 else torch.from_numpy(array)}
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
