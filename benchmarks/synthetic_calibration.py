@@ -1,6 +1,6 @@
 """What calibration without any data is worth: filters removed from networks that plain SGD trained, then evaluated.
 
-    python benchmarks/synthetic_calibration.py [--seeds 0 1]
+    python benchmarks/synthetic_calibration.py [--networks digits-resnet-sgd timm:test_resnet] [--seeds 0 1]
 
 Networks: the recipe digits-resnet-sgd, and timm's test_resnet as examples/trained.py trains it. For every share of removed
 filters: nothing recovered; on synthetic inputs, made from the statistics of batch norms; on 1,024 training images. Prints a
@@ -84,11 +84,16 @@ def measure(network: nn.Module, images: list[Tensor], accuracy: Metric) -> dict[
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    seeds = parser.parse_args(arguments).seeds
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    asked = parser.parse_args(arguments)
+    seeds = asked.seeds
     figures: dict[str, dict[str, list[list[float]]]] = {}
     rows = []
-    for name, make in NETWORKS.items():
-        per_seed = [measure(*make(seed)) for seed in seeds]
+    for name in asked.networks:
+        per_seed = []
+        for seed in seeds:
+            per_seed.append(measure(*NETWORKS[name](seed)))
+            print(name, seed, per_seed[-1], flush=True)
         figures[name] = {word: [one[word] for one in per_seed] for word in per_seed[0]}
         for word, values in figures[name].items():
             means = [f"{statistics.fmean(column):.1f}" for column in zip(*values, strict=True)]
@@ -97,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = ["network, recovered on", "dense", *(f"{100 * ratio:.0f}%" for ratio in AT)]
     table = f"{title}\n\n{markdown_table(header, rows)}"
     print(table)
-    command = f"python benchmarks/synthetic_calibration.py --seeds {' '.join(map(str, seeds))}"
+    command = f"python benchmarks/synthetic_calibration.py --networks {' '.join(asked.networks)} --seeds {' '.join(map(str, seeds))}"
     record = {"command": command, "at": AT, "seeds": seeds, "accuracy": figures, "environment": environment()}
     write_record(RESULTS / "synthetic-calibration-cpu.json", record)
     about = f"`{command}`, {record['environment']['date']}, CPU"
