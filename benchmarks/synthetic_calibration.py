@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     header = ["network, recovered on", "dense", *(f"{100 * ratio:.0f}%" for ratio in AT)]
     table = f"{title}\n\n{markdown_table(header, rows)}"
     print(table)
-    command = f"python benchmarks/synthetic_calibration.py --networks {' '.join(asked.networks)} --seeds {' '.join(map(str, seeds))}"
+    options = f"--networks {' '.join(asked.networks)} --seeds {' '.join(map(str, seeds))}"
+    command = f"python benchmarks/synthetic_calibration.py {options}"
     record = {"command": command, "at": AT, "seeds": seeds, "accuracy": figures, "environment": environment()}
     write_record(RESULTS / "synthetic-calibration-cpu.json", record)
     about = f"`{command}`, {record['environment']['date']}, CPU"
