@@ -67,7 +67,7 @@ def measure_and_report(trained: Path, runs: Path, page: Path, stopped: Event, ro
     while not stopped.is_set():
         run = TrainedRun.open(trained, None, "cpu")
         settings = {"calibration": 128, "progress": False}
-        curve_run(run, trained, "filters", (0.5, 0.9), "removed", "test", settings)
+        curve_run(run, "filters", (0.5, 0.9), "removed", "test", settings)
         write_report([runs], page)
         rounds.value += 1
 

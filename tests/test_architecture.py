@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "kinds": {"geometry", "kind_words", "layer_types", "text"},
     "config_base": {"kinds", "text"},
     "optim": {"geometry", "kinds", "layer_types", "scalars", "text"},
-    "models": {"limits", "scalars", "own_code", "text"},
+    "models": {"limits", "scalars", "own_code", "atomic_io", "text"},
     "compression": {
         "geometry", "kinds", "models", "environment", "layer_types", "atomic_io", "user_cache", "randomness", "recovery_words",
         "limits", "scalars", "text",
@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {
         "kinds", "optim", "compression", "data", "models", "methods", "runfolder",
         "environment", "config_base", "limits", "atomic_io", "lock_files", "child_processes", "errors", "randomness", "text",
-        "__version__",
+        "recovery_words", "scalars", "__version__",
     },
     "sweep": {
         "compression", "data", "train", "runfolder",

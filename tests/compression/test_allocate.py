@@ -77,15 +77,15 @@ def test_rounding(groups, per_group, round_to, data):
 
 @pytest.mark.parametrize(
     "kept, round_to, result",
-    [(11, 8, 8), (12, 8, 16), (3, 8, 8), (0, 8, 8), (20, 8, 20), (23, 8, 20), (5, 1, 5), (0, 1, 1)],
+    [(8, 8, 8), (9, 8, 16), (15, 8, 16), (3, 8, 8), (0, 8, 8), (17, 8, 20), (23, 8, 20), (5, 1, 5), (0, 1, 1)],
 )
-def test_rounding_is_to_the_nearest(kept, round_to, result):
+def test_rounding_never_removes_more_than_asked(kept, round_to, result):
     assert unit(*[1.0] * 20).rounded(kept, round_to) == result
 
 
 def test_rounding_counts_all_groups_together():
     """Eight of two groups are four of each."""
-    assert unit(*[1.0] * 32, groups=2).rounded(10, 8) == 8
+    assert unit(*[1.0] * 32, groups=2).rounded(10, 8) == 16
     assert unit(*[1.0] * 24, groups=3).rounded(10, 4) == 12
 
 
@@ -271,3 +271,11 @@ def test_round_to():
         small = compress(network(), filters=0.5, allocation=allocation, round_to=8, example=X).model
         assert all(w % 8 == 0 for w in widths(small)[:-1]), allocation
         assert widths(small)[-1] == 4
+
+
+@pytest.mark.parametrize("allocation", NAMES)
+@pytest.mark.parametrize("ratio", [0.2, 0.4, 0.6])
+def test_multiples_never_remove_more_than_asked(allocation, ratio):
+    """In sum; without multiples, to within a channel."""
+    small = compress(network(), filters=ratio, allocation=allocation, round_to=4, example=X)
+    assert small.plan.request["removed"]["filters"] <= ratio + 1e-9

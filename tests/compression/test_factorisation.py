@@ -187,7 +187,7 @@ def test_weights_that_are_not_finite_are_refused():
         (10, 20, 0.999, 1, 1),
         (10, 20, 0.0, 1, 10),
         (64, 64, 0.5, 8, 32),
-        (64, 64, 0.7, 8, 16),  # 19 lies nearer to 16 than to 24
+        (64, 64, 0.7, 8, 24),  # 19, and never more goes than was asked
         (64, 64, 0.65, 8, 24),  # 22
         (64, 64, 0.97, 8, 8),  # not 0
         (6, 64, 0.5, 8, 6),  # never more than there are

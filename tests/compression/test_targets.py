@@ -44,6 +44,38 @@ def test_targets_are_parsed(text, metric, value):
 
 
 @pytest.mark.parametrize(
+    "text, dense, share",
+    [
+        ("params=30k", 120_000, 0.25),
+        ("params=0.03M", 120_000, 0.25),
+        ("macs=1.5 G", 3e9, 0.5),
+        ("bytes=100kB", 400_000, 0.25),
+        ("bytes=1KiB", 4096, 0.25),
+        ("bytes=512B", 1024, 0.5),
+        ("latency=2ms", 8.0, 0.25),
+        ("latency=500us", 1.0, 0.5),
+        ("params=30%", 77, 0.3),
+        ("params=0.3", 77, 0.3),
+        ("drop=1pt", 96.0, 1.0),  # of a metric in percent
+        ("drop=1pt", 0.96, 0.01),  # of a metric that is a fraction
+        ("drop=2%", 50.0, 1.0),  # of the metric
+        ("drop=0.5", 96.0, 0.5),  # in the metric's own units
+    ],
+)
+def test_units(text, dense, share):
+    target = Target.parse(text)
+    assert target.of_dense(dense).value == pytest.approx(share)
+    assert str(target.of_dense(dense)) == str(target) == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("dense", [0.0, -3.0, 250.0])
+@pytest.mark.parametrize("text", ["drop=1%", "drop=1pt"])
+def test_there_is_no_percentage_of_a_metric_that_is_no_share(text, dense):
+    with pytest.raises(ValueError, match=rf"^target {text}: the dense model's metric is {dense:g}, [^\n]*own units"):
+        Target.parse(text).of_dense(dense)
+
+
+@pytest.mark.parametrize(
     "text, says",
     [
         ("params", "write one of params=0.3, macs=0.3, bytes=0.3, latency=0.3, drop=0.01"),
@@ -54,6 +86,18 @@ def test_targets_are_parsed(text, metric, value):
         ("params=", "'' is not a number"),
         ("params=half", "'half' is not a number"),
         ("params=0.3=0.4", "'0.3=0.4' is not a number"),
+        ("param=30k", "did you mean 'params'?"),
+        ("params=30", "must be in (0, 1]; other numbers have a unit: params=30k"),
+        ("latency=2", "other numbers have a unit: latency=2ms"),
+        ("params=30kB", "'kB' is not a unit of params; did you mean 'k'?; there are %, k, K, M, G"),
+        ("bytes=30k", "'k' is not a unit of bytes"),
+        ("params=1m", "'m' is not a unit of params"),
+        ("latency=2min", "'min' is not a unit of latency"),
+        ("drop=1ms", "'ms' is not a unit of drop"),
+        ("params=130%", "must be in (0, 100] %"),
+        ("params=0k", "must be above 0"),
+        ("params=-5k", "must be above 0"),
+        ("drop=-1pt", "must be at least 0"),
         ("params=0", "must be in (0, 1]"),
         ("params=-0.1", "must be in (0, 1]"),
         ("macs=1.01", "must be in (0, 1]"),
@@ -139,6 +183,28 @@ def test_bytes_by_weights_to_within_a_few(value):
     small = compress(network(), target=f"bytes={value}", by="weights", example=X)
     total = small.dense.parameters
     assert value - 4 * 4 * STEP * total / small.dense.bytes - 1e-3 <= share(small, "bytes") <= value
+
+
+@pytest.mark.parametrize("target", ["params=3k", "macs=100k", "bytes=9kB", "latency=1s"])
+def test_absolute_targets_are_met_with_the_least_compression(target):
+    metric, _, amount = target.partition("=")
+    small = compress(network(), target=target, example=X)
+    assert small.plan.request["target"] == target
+    assert f"for {target}" in str(small)
+    if metric == "latency":  # a second is more than the dense network takes
+        assert small.costs == small.dense
+        return
+    most = {"3k": 3000, "100k": 100_000, "9kB": 9000}[amount]
+    same = compress(network(), target=f"{metric}={most / getattr(small.dense, METRICS[metric])!r}", example=X)
+    assert getattr(small.costs, METRICS[metric]) <= most
+    assert small.costs == same.costs
+
+
+def test_an_unreachable_absolute_target_names_one_that_is_reachable():
+    with pytest.raises(UnreachableError) as error:
+        compress(network(), target="params=0.01k", example=X)
+    nearest = re.search(r"params=\S+k$", str(error.value))[0]
+    assert compress(network(), target=nearest, example=X).costs.parameters <= float(nearest[7:-1]) * 1000
 
 
 def test_within_one_channel():

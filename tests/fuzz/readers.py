@@ -36,7 +36,8 @@ from sparsefw.data.decoding import decode_images
 from sparsefw.data.errors import DataError
 from sparsefw.data.files import read_bytes
 from sparsefw.data.images import decode_labels, decode_rgb
-from sparsefw.models import build
+from sparsefw.data.own_images import read_arrays
+from sparsefw.models import build, import_torchvision, open_pretrained
 from sparsefw.models.pretrained import load_weights
 from sparsefw.report import read_run as read_reported_run
 from sparsefw.report.charts import run_charts
@@ -559,7 +560,37 @@ _DATA_READERS = (
     ),
     Reader("image: labels", _image_file("labels.png", _encoded("PNG", "L")), _decode_labels, (DataError,)),
 )
+
+
+def _own_inputs(folder: Path) -> Path:
+    np.save(folder / "inputs.npy", np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    return folder / "inputs.npy"
+
+
+def _pretrained(name: str) -> Callable[[Path], Path]:
+    """Return what writes a folder of transformers, whose file of this name is exchanged."""
+
+    def example(folder: Path) -> Path:
+        import_torchvision()  # as this package imports it, which works beside every build of torch
+        from transformers import ViTConfig, ViTForImageClassification
+
+        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(folder)
+        return folder / name
+
+    return example
+
+
 READERS = (
+    Reader("inputs: npy", _own_inputs, read_arrays, (DataError,), is_whole=False),
+    Reader(
+        "pretrained: config.json",
+        _pretrained("config.json"),
+        lambda file: open_pretrained(file.parent),
+        (ValueError,),
+        JSON,
+        slow=True,
+    ),
     Reader("recipe", _recipe, lambda file: load_recipe(str(file)), (ConfigError,), YAML),
     Reader("grid", _grid, lambda file: load_grid(str(file)), (ConfigError,), YAML),
     *_RUN_READERS,

@@ -253,10 +253,21 @@ def test_no_file_runs_code(tmp_path, monkeypatch):
     assert "is damaged, or no safetensors file" in refusal(model, tmp_path / "weights.safetensors")
 
 
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_the_network_of_a_checkpoint_is_found(tmp_path, key):
+    model, other = build("resnet_digits"), build("resnet_digits")
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"epoch": 3, key: model.state_dict(), "optimizer": {"state": {}}}, path)
+    assert load_weights(other, path).source == f"{path}, its {key}"
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    torch.save({"state_dict": model.state_dict(), "model": model.state_dict()}, path)
+    assert "must hold names and tensors only" in refusal(other, path)
+
+
 def test_what_is_not_a_state_dict(tmp_path):
     model = build("resnet_digits")
     path = tmp_path / "checkpoint.pt"
-    torch.save({"epoch": 3, "state_dict": model.state_dict()}, path)
+    torch.save({"epoch": 3, "net": model.state_dict()}, path)
     assert refusal(model, path) == (
         f"{path}: must hold names and tensors only, got int as 'epoch'; of a checkpoint, give the state dict in it"
     )

@@ -34,7 +34,7 @@ def trained(tmp_path_factory) -> Path:
     train_run(load_recipe("digits-resnet-filters", SMALL, seed=4), folder, None, quiet=True)
     run = TrainedRun.open(folder, device="cpu")
     for split in ("test", "validation"):
-        curve_run(run, folder, "filters", [0.5], "removed", split, dict(QUICK))
+        curve_run(run, "filters", [0.5], "removed", split, dict(QUICK))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Makes a smaller network from a run, evaluates and times it, and saves it."""
+"""Makes a smaller network from a trained one, evaluates and times it, and saves it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefw.cli.output import Outcome
+from sparsefw.cli.subjects import form_line
 from sparsefw.compression import Compressed, NotRunWarning, quantise, save
 from sparsefw.compression.artifact.export.formats import FORMATS
 from sparsefw.compression.artifact.export.tracing import on_cpu
@@ -18,15 +19,15 @@ from sparsefw.compression.artifact.folder import file_sizes, is_artifact
 from sparsefw.compression.latency import latency_of
 from sparsefw.compression.quantised import BACKENDS as QUANTISERS
 from sparsefw.compression.recovery.batches import first_items
-from sparsefw.train.evaluate_run import TrainedRun
+from sparsefw.config_base import ConfigError
+from sparsefw.recovery_words import SYNTHETIC
+from sparsefw.train.subject import Subject
 
 
 def compress_run(
-    trained: TrainedRun, out: Path, formats: Sequence[str], int8: bool, settings: dict[str, Any]
+    subject: Subject, out: Path, formats: Sequence[str], int8: bool, settings: dict[str, Any]
 ) -> Outcome:
-    """Compress a run, evaluate and time the result, and save it.
-
-    It is evaluated on the test images; if there are none, on the validation images.
+    """Compress a network, evaluate and time the result, and save it.
 
     Args:
         formats: The formats to export, keys of FORMATS.
@@ -36,25 +37,17 @@ def compress_run(
     backends = int8_backends(formats) if int8 else []
     for form in (*(FORMATS[option] for option in formats), *(QUANTISERS[backend].float for backend in backends)):
         form.require()
+    images = _images_for_int8(subject, settings.get("calibration")) if backends else ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotRunWarning)  # the summary says it
-        small = trained.compress(**settings)
-    metric = trained.task.metric
-    split = "test" if trained.data.test is not None else "validation"
-    is_evaluated = trained.data.test is not None or trained.data.validation is not None
+        small = subject.compress(**settings)
+    metric = subject.task.metric
+    split = subject.reported
     measured = {}
-    if is_evaluated:
-        measured = {"dense": trained.metrics(trained.model, split), "compressed": trained.metrics(small.model, split)}
-    images = trained.calibration_images(settings.get("calibration"))
-    quantised = [
-        quantise(
-            small,
-            calibration=trained.calibration(images),
-            backend=backend,
-            evaluate=trained.metric(split) if is_evaluated else None,
-        )
-        for backend in backends
-    ]
+    if split is not None:
+        measured = {"dense": subject.metrics(subject.model, split), "compressed": subject.metrics(small.model, split)}
+    evaluate = None if split is None else subject.metric(split)
+    quantised = [quantise(small, calibration=images, backend=backend, evaluate=evaluate) for backend in backends]
     save(
         small,
         out,
@@ -66,18 +59,25 @@ def compress_run(
     record = {
         "folder": out,
         "metric": metric,
-        split: measured or None,
+        **({} if split is None else {split: measured}),
         "costs": {"dense": asdict(small.dense), "compressed": asdict(small.costs)},
         "files": file_sizes(out),
         "milliseconds": times,
         "int8": {one.backend: one.to_json() for one in quantised},
         "request": small.plan.request,
     }
-    lines = [_metric_text(metric, split, measured), small.summary("validation")]
+    lines = [_metric_text(metric, split, measured), *form_line(subject), small.summary("validation")]
     lines += [_latency_text(backend, *milliseconds) for backend, milliseconds in times.items()]
     lines += [one.summary(metric) for one in quantised]
     lines += [f"{size:>14,} bytes in {name}" for name, size in file_sizes(out).items()]
     return Outcome(record, "\n".join([*lines, str(out)]))
+
+
+def _images_for_int8(subject: Subject, calibration: Any) -> Any:
+    """Return the calibration images; ConfigError where there are only synthetic inputs."""
+    if calibration == SYNTHETIC:
+        raise ConfigError(f"--int8 is calibrated on images: give a folder of them instead of {SYNTHETIC}")
+    return subject.inputs(calibration)["calibration"]
 
 
 def int8_backends(formats: Sequence[str]) -> list[str]:
@@ -112,9 +112,9 @@ def latencies(small: Compressed, folder: Path, formats: Sequence[str]) -> dict[s
     return times
 
 
-def _metric_text(metric: str, split: str, measured: Mapping[str, Mapping[str, float]]) -> str:
-    if not measured:
-        return "there are neither test nor validation images: not evaluated"
+def _metric_text(metric: str, split: str | None, measured: Mapping[str, Mapping[str, float]]) -> str:
+    if split is None:
+        return "there are no images with labels: not evaluated"
     figures = [f"{metrics[metric]:.2f}" for metrics in measured.values()]
     return f"{metric} on the {split} images: {' -> '.join(figures)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -12,6 +13,7 @@ from sparsefw.cli.options import parse_number
 from sparsefw.kind_words import KIND_WORDS, is_pattern
 
 F = TypeVar("F", bound=Callable[..., Any])
+FILES_OF_WEIGHTS = (".safetensors", ".pt", ".pth")
 
 
 def with_option_per_kind(body: F) -> F:
@@ -44,4 +46,7 @@ def parse_amounts(options: Mapping[str, str | None], target: str | None) -> dict
     if not given and target is None:
         names = ", ".join(f"--{kind}" for kind in options)
         raise ValueError(f"give the fraction to remove, with one of {names}, or --target params=0.3")
+    files = [f"--{kind} {text}" for kind, text in given.items() if Path(text).suffix in FILES_OF_WEIGHTS]
+    if files:
+        raise ValueError(f"{files[0]}: is the fraction to remove; a file of trained weights is given by --checkpoint")
     return {kind: text if is_pattern(text) else parse_number(text, f"--{kind}") for kind, text in given.items()}

@@ -7,9 +7,53 @@ from typing import Annotated
 
 import typer
 
-from sparsefw.recovery_words import AUTO
+from sparsefw.recovery_words import AUTO, SYNTHETIC
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that `sparsefw train` wrote.")]
+NetworkArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NETWORK",
+        help="A run folder that `sparsefw train` wrote; or a network that was trained elsewhere: a name such as timm:resnet18, "
+        "with --checkpoint, or a folder that `save`, or save_pretrained of transformers, wrote.",
+    ),
+]
+CheckpointOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", metavar="FILE", help="Trained weights of a network given by name: .safetensors, .pt or .pth."
+    ),
+]
+ArgumentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--argument", metavar="KEY=VALUE", help="Of a network given by name, such as num_classes=10. Can be repeated."
+    ),
+]
+EvaluateOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--evaluate",
+        metavar="FOLDER",
+        help="Images with labels, in a folder per class, on which a network that is no run is evaluated. For --target drop=, "
+        "half of them choose the size, the others report.",
+    ),
+]
+ImageSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image-size", help="Of images in folders: 224, or 360,480. Default: as the network's library has it."
+    ),
+]
+MeanOption = Annotated[
+    str | None, typer.Option("--mean", help="Of pixels from 0 to 1, for each channel. Default: as the library has it.")
+]
+StdOption = Annotated[
+    str | None, typer.Option("--std", help="Of pixels from 0 to 1, for each channel. Default: as the library has it.")
+]
+ImagesOption = Annotated[
+    int | None, typer.Option("--images", help="At most so many images of a folder calibrate. Default: 1024.")
+]
 DataOption = Annotated[
     Path | None,
     typer.Option("--data", help="Folder with the files of the data set. Default: $SPARSEFW_DATA.", show_default=False),
@@ -62,9 +106,12 @@ AllocationOption = Annotated[
     ),
 ]
 CalibrationOption = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        help="Number of training images, used without labels, that calibrate the network. Default: the recipe's."
+        metavar="NUMBER|FOLDER",
+        help="Inputs, used without labels, that calibrate the network. Of a run: the number of its training images (default: the "
+        "recipe's). Otherwise: a folder of images, a .npy or .safetensors file of inputs, or the word synthetic: inputs made "
+        "from the statistics of batch norms.",
     ),
 ]
 RefitOption = Annotated[
@@ -88,7 +135,21 @@ def parse_refit(text: str) -> bool | str:
     return REFITS[text]
 
 
-def parse_numbers(text: str | None, option: str) -> list[float] | None:
+def parse_calibration(text: str | None) -> int | str | Path | None:
+    """Return a number of images, the word for synthetic inputs, or the path of images.
+
+    >>> parse_calibration("512"), parse_calibration("synthetic"), str(parse_calibration("photos"))
+    (512, 'synthetic', 'photos')
+    """
+    if text is None or text == SYNTHETIC:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        return Path(text)
+
+
+def parse_numbers(text: str | None, option: str, example: str = "0.5,0.7,0.9") -> list[float] | None:
     """Parse comma-separated numbers, such as "0.5,0.7".
 
     >>> parse_numbers("0.5,0.7", "--at")
@@ -99,7 +160,7 @@ def parse_numbers(text: str | None, option: str) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} {text!r}: must be numbers separated by commas, such as 0.5,0.7,0.9") from None
+        raise ValueError(f"{option} {text!r}: must be numbers separated by commas, such as {example}") from None
 
 
 def parse_number(text: str, option: str) -> float:

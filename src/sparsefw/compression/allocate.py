@@ -45,15 +45,15 @@ class UnitSet:
         return len(self.magnitudes)
 
     def rounded(self, kept: int, round_to: int) -> int:
-        """Return the nearest number that can be kept: a multiple of round_to in each group, at least one, at most all.
+        """Return the least number from `kept` on that can stay: a multiple of round_to in each group, at least one, at most all.
 
-        >>> UnitSet("conv", torch.ones(10)).rounded(6, round_to=4)
+        >>> UnitSet("conv", torch.ones(10)).rounded(5, round_to=4)
         8
         """
         per_group = self.count // self.groups
         wanted = kept / self.groups
         step = max(1, round_to // math.gcd(round_to, self.groups * self.width))
-        return self.groups * min(per_group, max(min(step, per_group), math.floor(wanted / step + 0.5) * step))
+        return self.groups * min(per_group, max(min(step, per_group), math.ceil(wanted / step) * step))
 
 
 class Allocation(ABC):

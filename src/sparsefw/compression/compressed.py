@@ -181,7 +181,8 @@ def compress(
         by: The kinds to remove for a target: "filters" (default), "rank", "weights", or several.
         evaluate: The metric for a target drop=, a function from a model to a number; larger is better.
         calibration: Any iterable of batches, labels not needed: BatchNorm statistics are recomputed on it and, if refit is
-            chosen, the remaining weights are fitted in closed form to what the dense network computes.
+            chosen, the remaining weights are fitted in closed form to what the dense network computes. "synthetic", for
+            networks with batch norms of which no data are at hand, makes inputs from the statistics that these hold.
         example: An input with a batch axis: a tensor, a tuple of positional or a dict of keyword arguments, or both, as
             ((x,), {"mask": mask}); of a detector, a list of images. Default: two items of the calibration.
         refit: Fit the remaining weights to the dense network: True, False, or "auto", which tries both and takes the one whose
@@ -193,7 +194,7 @@ def compress(
             "sensitivity".
         include: Glob patterns of layer names. The layer that writes the model's output always keeps its outputs.
         exclude: Glob patterns of layer names to leave as they are.
-        round_to: Channel counts and ranks are rounded to multiples of this.
+        round_to: Channel counts and ranks become multiples of this, rounded up: never more is removed than asked.
         progress: A bar while layers are fitted: True, False, None (if standard error is a terminal), or a function of
             (done, total, layer name) to call instead.
 

@@ -17,7 +17,7 @@ from sparsefw.compression.cost import Costs, costs
 from sparsefw.compression.latency import measure
 from sparsefw.compression.metric import Metric
 from sparsefw.compression.pipeline import Pipeline
-from sparsefw.compression.reasons import Reason
+from sparsefw.compression.reasons import Cause, Reason, because
 from sparsefw.compression.recovery.agreement import WORST
 from sparsefw.compression.recovery.calibration import NotFiniteError
 from sparsefw.compression.recovery.choice import Choice, Judge
@@ -182,6 +182,8 @@ def curve(
             points[i] = replace(points[i], refit=metric(cut.model), agreements=choice)
     dense_milliseconds = measure(dense, example).median if latency else None
     notes = in_words(pipeline.preparation.untouched)
+    if pipeline.is_synthetic:
+        notes.append(f"note: {because(Cause.SYNTHETIC)}")
     if isinstance(pipeline.judge, Reason):
         notes.append(f"note: {pipeline.judge}")
     return Curve(

@@ -41,6 +41,7 @@ from sparsefw.compression.recovery.calibration import Calibration, NotFiniteErro
 from sparsefw.compression.recovery.choice import Choice, Judge, judge_of
 from sparsefw.compression.recovery.cut_network import CutNetwork
 from sparsefw.compression.recovery.recover import recover
+from sparsefw.compression.recovery.synthetic import synthetic_inputs
 from sparsefw.compression.sensitivity import measure_sensitivity
 from sparsefw.compression.settings import Settings
 from sparsefw.compression.structure.channels import modes
@@ -51,7 +52,7 @@ from sparsefw.compression.structure.layers import call_on_copy, evaluating, hook
 from sparsefw.compression.structure.trial_run import TrialRun
 from sparsefw.kinds import Kind, in_order
 from sparsefw.models import is_of_transformers
-from sparsefw.recovery_words import AUTO, REFIT
+from sparsefw.recovery_words import AUTO, REFIT, SYNTHETIC
 from sparsefw.text import listed
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -71,6 +72,7 @@ class Pipeline:
     example       one input, to follow shapes
     calibration   the inputs to recover on; None if there are none
     driven        the kinds of which as much is removed as a target takes
+    is_synthetic  whether these inputs were made from the statistics of batch norms: no data were seen
     """
 
     def __init__(self, model: nn.Module, settings: Settings, driven: Collection[Kind] = ()) -> None:
@@ -80,8 +82,12 @@ class Pipeline:
         self.driven = frozenset(driven)
         self.progress = shown(settings.progress)
         self.source = model
-        self.calibration = None if settings.calibration is None else Calibration(settings.calibration, device_of(model))
         runs = copy_of(model)  # to see what it takes: the given model is never run
+        self.is_synthetic = isinstance(settings.calibration, str) and settings.calibration == SYNTHETIC
+        batches = settings.calibration
+        if self.is_synthetic:
+            batches = synthetic_inputs(runs, settings.example, self.progress)
+        self.calibration = None if batches is None else Calibration(batches, device_of(model))
         if self.calibration is not None:
             self.calibration.suit(runs)
         if settings.example is not None:
@@ -104,7 +110,7 @@ class Pipeline:
         self.not_run = _not_run(self.dense, called)
         if self.not_run:
             self._try_other_modes(called)
-        if self.calibration is not None:
+        if self.calibration is not None and not self.is_synthetic:  # the statistics that it holds are of real data
             recalibrate_(self.dense, self.calibration)
 
     def _try_other_modes(self, called: set[str]) -> None:
@@ -215,6 +221,8 @@ class Pipeline:
         """
         refit = bool(self.settings.refit) if refit is None else refit
         notes = recover(dense, cuts, self.example, self.calibration, refit, self.progress, fitting)
+        if self.is_synthetic:
+            notes.append(Untouched.because("calibration", because(Cause.SYNTHETIC)))
         if refit and isinstance(self.judge, Reason):
             notes.append(Untouched.because("calibration", self.judge))
         return notes

@@ -94,6 +94,7 @@ class Cause(Enum):
         "none was given: neither the remaining weights nor BatchNorm statistics were fitted",
         NOTE,
     )
+    SYNTHETIC = "synthetic inputs, made from the statistics of batch norms: no data were seen", NOTE
     FEW_INPUTS = "only {count} inputs, too few to fit weights and statistics well: give some hundred", NOTE
     NOT_JUDGED_FEW = (
         "refitted without asking whether plain would be better: {count} inputs can be held out, give some hundred",

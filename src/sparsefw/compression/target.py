@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from sparsefw.compression import units
 from sparsefw.compression.amounts import Amounts
 from sparsefw.compression.artifact.plan import Untouched
 from sparsefw.compression.bisection import bisect
@@ -21,6 +22,7 @@ from sparsefw.compression.recovery.batches import batch_size
 from sparsefw.compression.recovery.calibration import NotFiniteError, device_of, mean_over_ranks
 from sparsefw.compression.target_gaps import MUCH, Weights, largest_parts, step_note, weights_for
 from sparsefw.kinds import Kind
+from sparsefw.text import did_you_mean
 
 COSTS = {"params": "parameters", "macs": "macs", "bytes": "bytes"}  # the word in a target -> the field of Costs
 LATENCY = "latency"
@@ -36,34 +38,86 @@ class UnreachableError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """params, macs, bytes, latency: at most this fraction of the dense model's; drop: the metric falls by at most this."""
+    """params, macs, bytes, latency: at most this of the dense model's; drop: the metric falls by at most this.
+
+    value   without a unit, a fraction of the dense model's; of a drop, in the metric's own units
+    unit    of the value, such as "k", "kB", "ms", "%" or "pt" (units.py)
+    whole   what the dense model has, and words: the target as it was written, once it is a fraction of that
+    """
 
     metric: str
     value: float
+    unit: str = ""
+    whole: float | None = field(default=None, compare=False)
+    words: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Target:
         """Return the target in a text; ValueError, in one line, if it is not one.
 
         >>> Target.parse("macs=0.3")
-        Target(metric='macs', value=0.3)
+        Target(metric='macs', value=0.3, unit='', whole=None)
+        >>> str(Target.parse("params=30k"))
+        'params=30k'
         """
         metric, equals, value = str(text).partition("=")
         metric = metric.strip()
         if metric not in METRICS or not equals:
-            raise ValueError(f"target {text!r}: write one of {', '.join(f'{m}=0.3' for m in METRICS[:4])}, drop=0.01")
+            hint = did_you_mean(metric, METRICS) if equals else ""
+            forms = ", ".join(f"{m}=0.3" for m in METRICS[:4])
+            raise ValueError(f"target {text!r}: write one of {forms}, drop=0.01, or {units.EXAMPLES['params']}{hint}")
         try:
-            number = float(value)
-        except ValueError:
-            raise ValueError(f"target {text!r}: {value!r} is not a number") from None
+            number, unit = units.parse_quantity(metric, value)
+        except ValueError as error:
+            raise ValueError(f"target {text!r}: {error}") from None
         if metric == DROP and not number >= 0:
             raise ValueError(f"target {text!r}: the drop must be at least 0")
-        if metric != DROP and not 0 < number <= 1:
-            raise ValueError(f"target {text!r}: a fraction of the dense model's {metric} must be in (0, 1]")
-        return cls(metric, number)
+        if metric != DROP and unit == units.PERCENT and not 0 < number <= 100:
+            raise ValueError(f"target {text!r}: a share of the dense model's {metric} must be in (0, 100] %")
+        if metric != DROP and unit == "" and not 0 < number <= 1:
+            raise ValueError(
+                f"target {text!r}: a fraction of the dense model's {metric} must be in (0, 1]; "
+                f"other numbers have a unit: {units.EXAMPLES[metric]}"
+            )
+        if not 0 <= number < math.inf or (metric != DROP and not number):
+            raise ValueError(f"target {text!r}: must be above 0, and finite")
+        return cls(metric, number, unit)
+
+    def of_dense(self, dense: float) -> Target:
+        """Return the same target with a value that can be compared: a fraction of `dense`, which is the dense model's cost.
+
+        Of a drop, `dense` is the metric, and the value how far it may fall.
+        """
+        return replace(self, value=self._comparable(dense), whole=dense, words=str(self))
+
+    def _comparable(self, dense: float) -> float:
+        if self.metric != DROP:
+            if self.unit == units.PERCENT:
+                return self.value / 100
+            return self.value * units.ABSOLUTE[self.metric][self.unit] / dense if self.unit else self.value
+        if self.unit and not 0 < dense <= 100:
+            raise ValueError(
+                f"target {self}: the dense model's metric is {dense:g}, of which there is no percentage; "
+                "give a drop in the metric's own units, without % or pt"
+            )
+        if self.unit == units.POINT:  # a metric of at most 1 is a fraction
+            return self.value if dense > 1 else self.value / 100
+        return self.value / 100 * dense if self.unit else self.value
+
+    def reached(self, share: float) -> str:
+        """Return a share of the dense model in words, also in the unit of the target."""
+        words = f"{share:.4g} of the dense model"
+        if self.unit not in units.ABSOLUTE.get(self.metric, ()) or self.whole is None:
+            return words
+        return f"{words}, {self.metric}={units.in_unit(self.metric, share * self.whole, self.unit)}"
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.value:g}"
+        return self.words or f"{self.metric}={self.value:.10g}{self.unit}"
+
+
+def is_drop(target: str | None) -> bool:
+    """Return whether a target holds a metric, so that it needs labels; a text that is no target is refused."""
+    return target is not None and Target.parse(target).metric == DROP
 
 
 @dataclass(frozen=True)
@@ -108,6 +162,7 @@ def find_level(
         return _level_for_latency(pipeline, target, lambda level: compressed(level, False), largest)
     cost = COSTS[target.metric]
     dense_cost = getattr(costs(pipeline.dense, pipeline.example), cost)
+    target = target.of_dense(dense_cost)
 
     def share(level: float, recovering: bool = False) -> float:
         return float(getattr(costs(compressed(level, recovering), pipeline.example), cost) / dense_cost)
@@ -135,7 +190,7 @@ def _level_for_drop(
             return math.inf
         return measured[0.0] - measured[level]
 
-    level = most_compression(drop, target)
+    level = most_compression(drop, target.of_dense(measured[0.0]))
     return Level(level, {"metric": [measured[0.0], measured[level]]})
 
 
@@ -163,7 +218,7 @@ def _level_for_latency(
     def milliseconds(level: float) -> float:
         return mean_over_ranks(estimate(compressed(level), pipeline.example, table))
 
-    level = least_compression(lambda level: milliseconds(level) / dense, target, largest)
+    level = least_compression(lambda level: milliseconds(level) / dense, target.of_dense(dense), largest)
     measured = {"milliseconds": [dense, milliseconds(level)], "batch": batch_size(pipeline.example)}
     return Level(level, measured)
 
@@ -184,7 +239,7 @@ def least_compression(
     if best > target.value:
         parts = largest()
         raise UnreachableError(
-            f"target {target} cannot be reached: with these settings the smallest is {best:.4g} of the dense model"
+            f"target {target} cannot be reached: with these settings the smallest is {target.reached(best)}"
             + (f"; the largest parts of it: {parts}" if parts else "")
         )
     return bisect(lambda level: share(level) <= target.value, 0.0, MOST, SEARCH_STEPS)[1]

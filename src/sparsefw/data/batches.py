@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefw.data.augment import Augment
+from sparsefw.data.augment import CENTRE, Augment
 from sparsefw.randomness import generator
 
 NUMBERS_PER_IMAGE = 6  # random numbers in [0, 1) per image and epoch; their use is in augment.py
@@ -70,6 +70,7 @@ class BatchSettings:
     seed          of the order of epochs and of these changes
     share         of this process
     normaliser    makes floating-point images of bytes
+    crop          the part of the shorter side that evaluation looks at; None: as training on these augmentations has it
     """
 
     size: tuple[int, int]
@@ -77,6 +78,14 @@ class BatchSettings:
     seed: int
     share: Share
     normaliser: Normaliser
+    crop: float | None = None
+
+    @property
+    def centre(self) -> float:
+        """The part of the shorter side that evaluation looks at."""
+        if self.crop is not None:
+            return self.crop
+        return CENTRE if self.augment.resized_crop else 1.0
 
 
 class DataPart(ABC):

@@ -12,7 +12,7 @@ import numpy as np
 from sparsefw.data.errors import DataError
 from sparsefw.data.files import read_bytes
 from sparsefw.data.image_source import FileSource, Item
-from sparsefw.data.images import decode_rgb, is_image
+from sparsefw.data.images import decode_gray, decode_rgb, is_image
 
 # Possible names of the test part; the first that exists is used.
 TEST_FOLDERS = ("test", "val", "validation", "valid")
@@ -20,7 +20,7 @@ TEST_FOLDERS = ("test", "val", "validation", "valid")
 
 @final
 class FolderSource(FileSource):
-    """Image files, by their paths relative to `root`, each with a class."""
+    """Image files, by their paths relative to `root`, each with a class; read as gray pixels if asked for."""
 
     def __init__(
         self,
@@ -29,9 +29,11 @@ class FolderSource(FileSource):
         labels: Sequence[int],
         classes: int,
         class_names: tuple[str, ...],
+        gray: bool = False,
     ) -> None:
         super().__init__(classes, class_names)
         self._root = root
+        self._decode = decode_gray if gray else decode_rgb
         # Arrays, because reference counts would make every forked worker copy a million Python strings.
         self._files = np.array([os.fsencode(file) for file in files])
         self._labels = np.array(labels, dtype=np.int32)
@@ -41,7 +43,7 @@ class FolderSource(FileSource):
 
     def load(self, i: int) -> Item:
         path = self._root / self._file(i)
-        return Item(decode_rgb(read_bytes(path), str(path)), int(self._labels[i]))
+        return Item(self._decode(read_bytes(path), str(path)), int(self._labels[i]))
 
     def name(self, i: int) -> str:
         return str(self._root / self._file(i))
@@ -77,11 +79,13 @@ def images_below(folder: Path) -> list[str]:
                 (images if is_image(name) else others).append(os.path.relpath(os.path.join(parent, name), folder))
     if not images:
         rest = f", only {', '.join(sorted(others)[:3])}{' ...' if len(others) > 3 else ''}" if others else ""
-        raise DataError(f"{folder} holds no images{rest}; add some (.jpg, .png, ...) or remove the class folder")
+        raise DataError(f"{folder} holds no images{rest}; add some (.jpg, .png, ...), or leave the folder out")
     return sorted(images)
 
 
-def class_folders(root: Path, part: Path, class_names: Sequence[str], classes: int | None) -> FolderSource:
+def class_folders(
+    root: Path, part: Path, class_names: Sequence[str], classes: int | None, gray: bool = False
+) -> FolderSource:
     """Open all images of part/CLASS/**; the number of a class is its place in `class_names`."""
     numbers = {name: i for i, name in enumerate(class_names)}
     files: list[str] = []
@@ -97,7 +101,7 @@ def class_folders(root: Path, part: Path, class_names: Sequence[str], classes: i
         labels += [numbers[name]] * len(class_files)
     if classes is not None and len(class_names) > classes:
         raise DataError(f"{part} holds {len(class_names)} class folders; expected {classes} at most")
-    return FolderSource(root, files, labels, classes or len(class_names), tuple(class_names))
+    return FolderSource(root, files, labels, classes or len(class_names), tuple(class_names), gray)
 
 
 def image_folder_present(folder: Path) -> bool:
@@ -129,6 +133,27 @@ def open_user_folder(folder: Path, part: str) -> FolderSource:
     class_names = subfolders(folder)
     _require_two_classes(folder, class_names)
     return class_folders(folder, folder, class_names, None)
+
+
+def open_unlabelled_folder(folder: Path, gray: bool) -> FolderSource:
+    """Open all images below a folder; none has a class, so all get the same."""
+    _require_folder(folder)
+    files = images_below(folder)
+    return FolderSource(folder, files, [0] * len(files), 1, ("",), gray)
+
+
+def open_labelled_folder(folder: Path, gray: bool) -> FolderSource:
+    """Open the images of CLASS/*, or of a part named as in TEST_FOLDERS; classes are numbered by their sorted names."""
+    _require_folder(folder)
+    part = next((folder / name for name in TEST_FOLDERS if subfolders(folder / name)), folder)
+    class_names = subfolders(part)
+    _require_two_classes(part, class_names)
+    return class_folders(part, part, class_names, None, gray)
+
+
+def _require_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is {'a file' if folder.exists() else 'not there'}; expected a folder of images")
 
 
 def _require_two_classes(folder: Path, class_names: Sequence[str]) -> None:

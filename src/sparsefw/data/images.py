@@ -56,6 +56,11 @@ def decode_rgb(data: bytes, origin: str) -> np.ndarray:
     raise DataError(f"{origin} has pixels of mode {mode}; expected integers of 8 or 16 bits")
 
 
+def decode_gray(data: bytes, origin: str) -> np.ndarray:
+    """Return uint8, height x width x 1, of an image in any mode: its luminance (ITU-R 601)."""
+    return np.array(Image.fromarray(decode_rgb(data, origin)).convert("L"))[:, :, None]
+
+
 def decode_labels(data: bytes, origin: str, class_of_id: np.ndarray) -> np.ndarray:
     """Return uint8, height x width: the class of every pixel of an image of label ids.
 

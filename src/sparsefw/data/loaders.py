@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from sparsefw.config_base import Section
 from sparsefw.data.augment import Augment
@@ -37,6 +37,7 @@ class DataConfig(Section):
                   part use that instead
     split_seed    decides which images are held out; runs that are compared must have the same
     size          height and width of the network's input; None: those of the data set
+    mean, std     of pixels divided by 255, per channel; None: those of the data set
     augment       random changes of training images
     resident      keep decoded images in the memory of the device instead of streaming them from disk; None: as the size of the
                   data set suggests
@@ -49,6 +50,8 @@ class DataConfig(Section):
     validation: float = Field(default=0.1, ge=0, lt=1)
     split_seed: int = Field(default=0, ge=0)
     size: tuple[PositiveInt, PositiveInt] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[PositiveFloat, ...] | None = None
     augment: Augment = Augment()
     resident: bool | None = None
     on_corrupt: Literal["error", "skip"] = "error"
@@ -121,7 +124,11 @@ def open_data(
     folder = find_data_folder(info, given)
     cache = cache_folder() / "decoded"
     shape = info.shape if config.size is None else (info.shape[0], *config.size)
-    normaliser = Normaliser(info.mean, info.std, device, channels_last)
+    mean = info.mean if config.mean is None else config.mean
+    std = info.std if config.std is None else config.std
+    if len(mean) != shape[0] or len(std) != shape[0]:
+        raise DataError(f"data.mean, data.std: {info.name} has {shape[0]} channels; give one number for each")
+    normaliser = Normaliser(mean, std, device, channels_last)
     settings = BatchSettings((shape[1], shape[2]), config.augment, seed, share, normaliser)
 
     def load(source: Source) -> DeviceImages | None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefw.data.augment import CENTRE, augment_images, centre_crop
+from sparsefw.data.augment import augment_images, centre_crop
 from sparsefw.data.batches import (
     Batch,
     BatchSettings,
@@ -127,7 +127,7 @@ class ResidentPart(DataPart):
         """Return whole images, or where evaluation resizes them their central crops."""
         images = self._data.images[indices]
         if self._evaluation_resizes:
-            images = centre_crop(images, self._settings.size, CENTRE if self._settings.augment.resized_crop else 1.0)
+            images = centre_crop(images, self._settings.size, self._settings.centre)
         return self._settings.normaliser(images)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sparsefw.data.augment import CENTRE, Augment, augment_images, centre_crop_sides, crop_fractions
+from sparsefw.data.augment import augment_images, centre_crop_sides, crop_fractions
 from sparsefw.data.batches import (
     Batch,
     BatchSettings,
@@ -61,7 +61,7 @@ class StreamingPart(DataPart):
         self._source = source
         self._indices = indices
         self._settings = settings
-        self._loader = _ImageLoader(source, indices, settings.size, settings.augment, skip_corrupt)
+        self._loader = _ImageLoader(source, indices, settings, skip_corrupt)
         self._workers = workers
         self._skipped: set[int] = set()
 
@@ -168,13 +168,12 @@ class _LoadedImage(NamedTuple):
 class _ImageLoader(Dataset[_LoadedImage]):
     """Decodes, crops and resizes requested images of a part; runs in the workers."""
 
-    def __init__(
-        self, source: Source, indices: np.ndarray, size: tuple[int, int], augment: Augment, skip_corrupt: bool
-    ) -> None:
+    def __init__(self, source: Source, indices: np.ndarray, settings: BatchSettings, skip_corrupt: bool) -> None:
         self.source = source
         self.indices = indices
-        self.size = size
-        self.augment = augment
+        self.size = settings.size
+        self.augment = settings.augment
+        self.centre = settings.centre
         self.skip_corrupt = skip_corrupt
 
     def evaluation_size(self) -> tuple[int, ...]:
@@ -239,7 +238,7 @@ class _ImageLoader(Dataset[_LoadedImage]):
             top = float(numbers[0]) * (height - crop_height)
             left = float(numbers[1]) * (width - crop_width)
         else:
-            fraction = CENTRE if self.augment.resized_crop else 1.0
+            fraction = self.centre
             crop_height, crop_width = centre_crop_sides((height, width), self.size, fraction)
             top = (height - crop_height) / 2
             left = (width - crop_width) / 2

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sparsefw.limits import CONFIG_NUMBER, NETWORK_BLOCKS
 from sparsefw.models.external import import_torchvision
@@ -47,7 +48,7 @@ def record_of(model: nn.Module) -> dict[str, Any] | None:
     config: Any = model.config
     try:
         values = json.loads(json.dumps(config.to_dict(), allow_nan=False))
-        arguments = {**_without_origin(values), _ATTENTION: config._attn_implementation}
+        arguments = {**without_origin(values), _ATTENTION: config._attn_implementation}
         check_config(kind.__name__, arguments)
     except (TypeError, ValueError):
         return None
@@ -72,6 +73,43 @@ def build_from_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Modul
     if attention is not None and attention != model.config._attn_implementation:
         model.set_attn_implementation(attention)
     return model
+
+
+def with_weights(model: Any, weights: Mapping[str, Tensor], origin: str) -> nn.Module:
+    """Return the network with these weights, whose names the package itself translates: files keep those of earlier versions.
+
+    Raise ValueError, naming the first misfit, unless all weights of the network are there, and no others.
+    """
+    logging = importlib.import_module("transformers.utils.logging")
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        loaded, found = type(model).from_pretrained(
+            None,
+            config=model.config,
+            state_dict=dict(weights),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation=model.config._attn_implementation,
+            dtype=torch.float32,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+    for word, keys in (
+        ("is missing", "missing_keys"),
+        ("does not fit", "mismatched_keys"),
+        ("is unknown", "unexpected_keys"),
+    ):
+        if misfits := sorted(str(key[0] if isinstance(key, tuple) else key) for key in found[keys]):
+            more = f" ({len(misfits) - 1} more)" if len(misfits) > 1 else ""
+            raise ValueError(
+                f"{origin}: {misfits[0]} {word}{more}: these are not the weights of {type(model).__name__}"
+            )
+    loaded.built_from = model.built_from
+    return loaded
 
 
 def check_config(name: str, config: Mapping[str, Any]) -> None:
@@ -111,12 +149,12 @@ def _leaves(value: Any) -> tuple[list[float], list[str]]:
     return [], [value] if isinstance(value, str) else []
 
 
-def _without_origin(value: Any) -> Any:
+def without_origin(value: Any) -> Any:
     """Return a configuration, and those inside it, without where they are from."""
     if isinstance(value, list):
-        return [_without_origin(entry) for entry in value]
+        return [without_origin(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _without_origin(entry) for key, entry in value.items() if key not in _ORIGIN}
+        return {key: without_origin(entry) for key, entry in value.items() if key not in _ORIGIN}
     return value
 
 

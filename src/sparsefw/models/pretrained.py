@@ -22,6 +22,7 @@ from sparsefw.limits import require_regular
 from sparsefw.text import first_line, one_line
 
 CLASSIFIER = "fc.*"  # the last layer of a classifier, in the names of torchvision and of this package
+CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints of others keep the network
 BATCH_COUNTER = "num_batches_tracked"  # of a norm: not a weight, and missing in older files of torchvision
 
 
@@ -68,7 +69,8 @@ def load_weights(
 
     Args:
         model: the network.
-        source: a .safetensors file; a .pt or .pth file, of which only tensors are read; or a state dict.
+        source: a .safetensors file; a .pt or .pth file, of which only plain values and tensors are read; or a state dict. Of a
+            checkpoint in a file, the weights under "state_dict", "model_state_dict" or "model" are taken.
         into: the part of the model that the weights belong to, such as "backbone". If that part has no classifier, the
             weights `fc.*` are left out.
         leave_out: names in the file of weights that are not loaded, such as "fc.*", where * stands for anything. The model
@@ -81,7 +83,7 @@ def load_weights(
     >>> print(load_weights(layer, {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}))
     the state dict: loaded 2 of 2 tensors
     """
-    label, weights = _read(source)
+    label, weights = read_weights(source)
     part = model if into is None else _part(model, into)
     target = _tensors(part)
     patterns = _checked_patterns(leave_out, [*weights, *target])
@@ -117,11 +119,15 @@ def _check_fit(
 ) -> None:
     """Raise ValueError, naming the first misfit and counting the others, unless all names, shapes and types agree."""
     misfits: dict[str, str] = {}
+    loaded = {value.data_ptr() for name, value in wanted.items() if name in offered and not value.is_meta}
     for name, value in wanted.items():
         if name in offered:
             problem = _misfit(value, offered[name])
         else:
-            is_optional = name.rpartition(".")[2] == BATCH_COUNTER
+            is_tied = (
+                value.numel() > 0 and value.data_ptr() in loaded
+            )  # files keep one name of a tensor that has several
+            is_optional = is_tied or name.rpartition(".")[2] == BATCH_COUNTER
             problem = "" if is_optional else f"is missing; the model has it with the shape {tuple(value.shape)}"
         if problem:
             misfits[name] = problem
@@ -183,10 +189,14 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _read(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
-    """Return the name of the weights for messages, and the weights."""
+def read_weights(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """Return the name of the weights for messages, and the weights; of a checkpoint in a file, those of its network."""
     label = "the state dict" if isinstance(source, Mapping) else str(Path(source))
     content = source if isinstance(source, Mapping) else _read_file(Path(source))
+    if not isinstance(source, Mapping) and isinstance(content, Mapping):
+        inner = [key for key in CHECKPOINT_KEYS if isinstance(content.get(key), Mapping)]
+        if len(inner) == 1:
+            label, content = f"{label}, its {inner[0]}", content[inner[0]]
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"{label}: must be a dictionary of names and tensors, got {_type_name(content)}")
     for name, value in content.items():

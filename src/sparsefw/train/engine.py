@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from sparsefw.config_base import ConfigError
+from sparsefw.config_base import ConfigError, parse
 from sparsefw.data.batches import Share
 from sparsefw.environment import usable_cores
 from sparsefw.models import MODELS
-from sparsefw.train.config import RunConfig
+from sparsefw.train.config import EngineConfig, RunConfig
 from sparsefw.train.rendezvous import fresh_store
 
 # Compiling takes half a minute or more; in shorter trainings it never pays for itself.
@@ -92,9 +92,37 @@ def engine_for(config: RunConfig, steps: int) -> Engine:
         cuda_graph=missing is None and ours if wanted.cuda_graph is None else wanted.cuda_graph,
         sync_batchnorm=_sync(wanted.sync_batchnorm, on_gpu, share.world),
         accumulate=wanted.accumulate,
-        workers=min(8, max(1, usable_cores() // share.world)) if wanted.workers is None else wanted.workers,
+        workers=_workers(wanted.workers, share.world),
         share=share,
     )
+
+
+def evaluation_engine(device: str, workers: int | None = None) -> Engine:
+    """Return the engine of one process that trains nothing: full precision, nothing compiled or captured.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        workers: processes that decode images; None: one per core, at most eight.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("curves and compression run in one process: start them without torchrun")
+    wanted = parse(EngineConfig, {"device": device, "workers": workers}, "engine")
+    chosen = _device(wanted.device)
+    return Engine(
+        device=chosen,
+        precision=torch.float32,
+        channels_last=chosen.type == "cuda",
+        compile=False,
+        cuda_graph=False,
+        sync_batchnorm=False,
+        accumulate=1,
+        workers=_workers(wanted.workers, 1),
+        share=Share(),
+    )
+
+
+def _workers(wanted: int | None, processes: int) -> int:
+    return min(8, max(1, usable_cores() // processes)) if wanted is None else wanted
 
 
 def _missing_for_cuda_graph(config: RunConfig, on_gpu: bool, world: int, precision: torch.dtype) -> str | None:

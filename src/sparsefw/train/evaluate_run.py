@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from sparsefw.compression import Curve, compress, curve
-from sparsefw.compression.compressed import Compressed
+from sparsefw.compression import Curve
 from sparsefw.compression.cost import Costs
-from sparsefw.compression.target import Target
 from sparsefw.config_base import ConfigError
+from sparsefw.data.batches import DataPart
 from sparsefw.data.loaders import Data, open_data
 from sparsefw.kinds import Kind, kind_of
 from sparsefw.runfolder import Split
 from sparsefw.runfolder.schema import CurveRecord, CurveSettings, RecordedPoint, Size
-from sparsefw.train.config import LEAST_CALIBRATION, EngineConfig, RunConfig
-from sparsefw.train.engine import Engine, engine_for
+from sparsefw.scalars import is_int
+from sparsefw.train.config import LEAST_CALIBRATION, RunConfig
+from sparsefw.train.engine import Engine, evaluation_engine
 from sparsefw.train.folder import RunFolder
-from sparsefw.train.loop import evaluate
+from sparsefw.train.subject import Subject
 from sparsefw.train.tasks import Task, task_for
 
 RECORDED = ("score", "allocation", "refit")  # arguments of a curve that are recorded with it
 
 
 @dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(Subject):
     """The trained network of a run folder, and the images to calibrate and evaluate it on.
 
     digest   SHA-256 of the network's file
@@ -59,15 +58,12 @@ class TrainedRun:
             trust: whether Python code that makes the network may be imported, which runs it.
             data_changed: go on also where the data are not those of the training; recorded in the folder.
         """
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ConfigError("curves and compression run in one process: start them without torchrun")
         folder = RunFolder(path)
         config = folder.config
         model, _ = folder.load_model(trust)
         digest = None if folder.result is None else folder.result.model
         # Of the engine of the training only the workers matter here: a run of a GPU is compressed on a CPU, too.
-        engine_config = EngineConfig(device=device, workers=config.engine.workers)
-        engine = engine_for(config.model_copy(update={"engine": engine_config}), 0)
+        engine = evaluation_engine(device, config.engine.workers)
         data = open_data(
             config.data,
             folder.data if data_folder is None else data_folder,
@@ -93,19 +89,34 @@ class TrainedRun:
         """Return batches of this many training images, without labels."""
         return self.data.train.sample(images)
 
-    def metrics(self, model: nn.Module, split: str = Split.TEST) -> dict[str, float]:
-        """Evaluate a model on the test or the validation images; ConfigError if the run has none."""
-        if split not in list(Split):
-            raise ConfigError(f"split={split!r}: must be one of {', '.join(Split)}")
+    @property
+    def name(self) -> str:
+        return str(self.folder.path)
+
+    @property
+    def title(self) -> str:
+        return self.config.name
+
+    def inputs(self, calibration: Any) -> dict[str, Any]:
+        if calibration is not None and not is_int(calibration):
+            raise ConfigError(
+                f"{self.name} is calibrated on images of its own training: give their number, not {calibration}"
+            )
+        return {"calibration": self.calibration(self.calibration_images(calibration))}
+
+    def part(self, split: str) -> DataPart:
         part = self.data.test if split == Split.TEST else self.data.validation
         if part is None:
             reason = "was trained with data.validation=0" if split == Split.VALIDATION else "has no test images"
-            raise ConfigError(f"{self.folder.path} {reason}: there is no {split} split to evaluate on")
-        return evaluate(model, part, self.task, self.engine)
+            raise ConfigError(f"{self.name} {reason}: there is no {split} split to evaluate on")
+        return part
 
-    def metric(self, split: str = Split.TEST) -> Callable[[nn.Module], float]:
-        """Return the function that computes a model's figure of merit, in percent."""
-        return lambda model: self.metrics(model, split)[self.task.metric]
+    @property
+    def reported(self) -> str | None:
+        """The test images; if there are none, the validation images."""
+        if self.data.test is not None:
+            return Split.TEST
+        return None if self.data.validation is None else Split.VALIDATION
 
     def curve(
         self,
@@ -122,31 +133,14 @@ class TrainedRun:
             how: further arguments of `sparsefw.curve`; calibration is the number of images here.
         """
         kind = self.config.curve_kind if kind is None else kind_of(kind)
-        images = self.calibration_images(how.pop("calibration", None))
-        measured = curve(
-            self.model,
-            kind,
-            list(self.config.ratios(kind) if at is None else at),
-            form=form,
-            calibration=self.calibration(images),
-            evaluate=self.metric(split),
-            **how,
-        )
+        images = how.pop("calibration", None)
+        if images is None:
+            images = self.config.curve.calibration
+        ratios = self.config.ratios(kind) if at is None else at
+        measured = self.measured_curve(kind, ratios, form, split, images, **how)
         settings = CurveSettings(calibration=images, **{name: how[name] for name in RECORDED if name in how})
         self.folder.writer.curve(curve_record(measured, self.task.metric, split, settings, self.digest))
         return measured
-
-    def compress(self, calibration: int | None = None, **how: Any) -> Compressed:
-        """Make a smaller network. A target drop= is met on the validation images, never on the test images.
-
-        Args:
-            calibration: number of images; None: that of the configuration.
-            how: further arguments of `sparsefw.compress`.
-        """
-        target = how.get("target")
-        if target is not None and Target.parse(target).metric == "drop":
-            how["evaluate"] = self.metric(Split.VALIDATION)
-        return compress(self.model, calibration=self.calibration(self.calibration_images(calibration)), **how)
 
 
 def curve_record(measured: Curve, metric: str, split: str, settings: CurveSettings, model: str | None) -> CurveRecord:

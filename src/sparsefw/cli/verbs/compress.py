@@ -17,13 +17,15 @@ from sparsefw.recovery_words import AUTO
 @verb
 @with_option_per_kind
 def compress(
-    run: options.RunArgument,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write. Default: RUN/small.")] = None,
+    network: options.NetworkArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write. Default for runs: RUN/small.")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="Size to reach instead of a fraction: params=0.3, macs=0.3, bytes=0.3 or latency=0.5 of the dense "
-            "network, or drop=2 (percentage points of accuracy)."
+            help="Size to reach instead of a fraction: params=0.3, macs=0.3, bytes=0.3 or latency=0.5 of the dense network; "
+            "params=30k, macs=1M, bytes=100kB, latency=2ms; or drop=1pt (points of accuracy), drop=1% (of the accuracy)."
         ),
     ] = None,
     by: Annotated[
@@ -35,6 +37,13 @@ def compress(
     round_to: Annotated[int, typer.Option(help="Make channel counts and ranks multiples of this number.")] = 1,
     refit: options.RefitOption = AUTO,
     calibration: options.CalibrationOption = None,
+    images: options.ImagesOption = None,
+    checkpoint: options.CheckpointOption = None,
+    argument: options.ArgumentOption = None,
+    evaluate: options.EvaluateOption = None,
+    image_size: options.ImageSizeOption = None,
+    mean: options.MeanOption = None,
+    std: options.StdOption = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
     program: Annotated[
         bool,
@@ -66,17 +75,19 @@ def compress(
 ) -> None:
     """Make a physically smaller network from a trained one, and save it without pickle.
 
-    Give the fraction to remove of one kind or several, or a target.
+    Give the fraction to remove of one kind or several, or a target. The network is that of a run, or one that was trained
+    elsewhere (docs/trained.md): then give images to calibrate on.
 
     Examples:
 
         sparsefw compress RUN --filters 0.7 -o small --onnx
-        sparsefw compress RUN --target drop=1 --by filters
+        sparsefw compress RUN --target drop=1pt --by filters
         sparsefw compress RUN --filters 0.7 --openvino --executorch --int8
+        sparsefw compress timm:resnet18 --checkpoint model.safetensors --calibration photos --filters 0.5 -o small
     """
     from sparsefw.cli.compress_run import compress_run
-    from sparsefw.runfolder import RunPaths
-    from sparsefw.train.evaluate_run import TrainedRun
+    from sparsefw.cli.subjects import NetworkOptions, RunOptions, open_subject, small_folder
+    from sparsefw.compression.target import is_drop
 
     settings = dict(
         target=target,
@@ -85,12 +96,13 @@ def compress(
         allocation=allocation,
         refit=options.parse_refit(refit),
         round_to=round_to,
-        calibration=calibration,
+        calibration=options.parse_calibration(calibration),
         progress=False if quiet else None,
         **parse_amounts(removed, target),
     )
-    trained = TrainedRun.open(run, data, device, trust, data_changed)
     formats = {"onnx": onnx, "program": program, "openvino": openvino, "executorch": executorch}
     wanted = [option for option, is_wanted in formats.items() if is_wanted]
-    folder = RunPaths(run).small if out is None else out
-    print_outcome(compress_run(trained, folder, wanted, int8, settings), json)
+    folder = small_folder(network, out)
+    given = NetworkOptions(checkpoint, argument, evaluate, image_size, mean, std, images)
+    subject = open_subject(network, given, RunOptions(data, data_changed), device, trust, halves=is_drop(target))
+    print_outcome(compress_run(subject, folder, wanted, int8, settings), json)

@@ -174,8 +174,7 @@ class ElasticFolder:
         if not small_enough:
             least = min(point[form]["costs"][cost] for point in points) / self.header["dense"][cost]
             raise ArtifactError(
-                f"{self.path}: target {target} cannot be reached: the smallest stored {form} size is {least:.4g} of the dense "
-                "model"
+                f"{self.path}: target {target} cannot be reached: the smallest stored {form} size is {target.reached(least)}"
             )
         return max(small_enough, key=lambda point: int(point[form]["costs"][cost]))
 

@@ -113,6 +113,8 @@ def _load_elastic(
     if goal is not None and goal.metric not in COSTS:
         raise ArtifactError(f"target {request.target!r}: an elastic artifact can be loaded by {', '.join(COSTS)}")
     folder = open_elastic(path, header, constructor, kind, points)
+    if goal is not None:
+        goal = goal.of_dense(header["dense"][COSTS[goal.metric]])
     ratio = request.ratios.get(kind.name)
     if request.refit:
         return folder.refit(folder.refit_point(ratio, goal), request.target)

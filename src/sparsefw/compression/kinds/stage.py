@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparsefw.compression.allocate import Allocation, Uniform, UnitSet, smallest_level
 from sparsefw.compression.artifact.plan import Edit, Keep, Plan, Untouched
+from sparsefw.compression.bisection import bisect
 from sparsefw.compression.in_place.restriction import InPlaceCut
 from sparsefw.compression.reasons import Cause, because
 from sparsefw.compression.recovery.calibration import Calibration
@@ -128,12 +129,22 @@ class Stage(ABC):
         return [units.rounded(count, round_to) for units, count in zip(self.unit_sets, kept, strict=True)]
 
     def counts_for(self, ratio: float) -> list[int]:
-        """Return how many units of each set stay if `ratio` of all units are removed."""
+        """Return how many units of each set stay if `ratio` of all units are removed; with round_to, never more than that."""
         if self.has_one_size or isinstance(self.allocation, self.by_ratio):
             return self.counts(ratio)
+        if self.selection.round_to > 1:
+            return self.counts(self._last_level(lambda share: share <= ratio + 1e-9))
         largest = self.removed_share(self.counts(1.0))
         level = smallest_level(lambda level: self.removed_share(self.counts(level)) >= min(ratio, largest) - 1e-9)
         return self.counts(1.0 if level is None else level)
+
+    def _last_level(self, allowed: Callable[[float], bool]) -> float:
+        """Return the largest level, to within bisection, at which the removed share is allowed."""
+
+        def is_too_much(level: float) -> bool:
+            return not allowed(self.removed_share(self.counts(level)))
+
+        return bisect(is_too_much, 0.0, 1.0, 30)[0] if is_too_much(1.0) else 1.0
 
     def removed_share(self, counts: Sequence[int]) -> float:
         """Return the fraction of all units that is removed if each set keeps this many."""

@@ -7,6 +7,7 @@ A is a layer like the original with t outputs, B a layer of 1 x 1 kernels on top
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -62,10 +63,10 @@ def full_rank(layer: nn.Module) -> int:
 
 
 def kept_rank(layer: nn.Module, ratio: float, round_to: int = 1) -> int:
-    """Return how many singular values stay if `ratio` of them are removed: a multiple of round_to, at least one."""
+    """Return how many singular values stay if `ratio` of them are removed, up to the next multiple of round_to; at least one."""
     full = full_rank(layer)
     kept = share_of(1 - ratio, full)
-    return min(full, max(round_to, round(kept / round_to) * round_to))
+    return min(full, max(round_to, math.ceil(kept / round_to) * round_to))
 
 
 def is_smaller(layer: nn.Module, rank: int) -> bool:
