@@ -88,7 +88,8 @@ class Branching(nn.Module):
 @pytest.mark.parametrize("how", [{"neurons": 0.5}, {"rank": 0.5}, {"weights": 0.5}, {"weights": "2:4"}], ids=str)
 def test_branches_that_the_example_misses_are_listed(how):
     plan = compress(Branching(), example=ROWS[0], **how).plan
-    assert ("small", "not run by the example") in [(u.layer, u.reason.partition(":")[0]) for u in plan.untouched]
+    (reason,) = {u.reason for u in plan.untouched if u.layer == "small"}
+    assert reason.startswith("not run by the example")
     small = compress(mlp(), example=ROWS[0], **how).plan
     assert not any("not run" in entry.reason for entry in small.untouched)
 
