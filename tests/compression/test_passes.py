@@ -162,13 +162,13 @@ NETWORKS = {
     "a constant changed in place": partial(network, made_on_the_way),
 }
 WHOLE = {
+    "numbers that leave torch": partial(network, escapes),
     "decisions": partial(network, decides),
     "numbers read from activations": partial(network, by_number),
     "state that changes": partial(network, writes, norm=Running),
 }
 DIFFERENT = {
     "a weight read early": partial(network, reads_early),
-    "numbers that leave torch": partial(network, escapes),
 }
 
 
@@ -333,6 +333,86 @@ def test_a_batch_that_does_not_fit_says_so():
     pipeline.calibration._batches.append(torch.zeros(4, WIDTH + 1))
     with pytest.raises(ValueError, match="calibration does not fit the model"):
         pipeline.recover(pipeline.dense, [make()], True)
+
+
+def assert_whole_after_rank(net: nn.Module, calibration: list[Any], monkeypatch) -> None:
+    """Compress as users do; the weights are those of whole passes."""
+    got = compress(net.eval(), rank=0.5, calibration=calibration, refit=True).model.state_dict()
+    with monkeypatch.context() as patch:
+        for module in (refit, moments):
+            patch.setattr(module, "recover_in_passes", whole)
+        expected = compress(net, rank=0.5, calibration=calibration, refit=True).model.state_dict()
+    for name, value in expected.items():
+        assert torch.equal(got[name], value), name
+
+
+def by_lengths(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    """Python counts; the numbers come out of the input without an operation."""
+    mask = torch.zeros(x.shape[:2])
+    for i, length in enumerate(lengths.tolist()):
+        mask[i, :length] = 1
+    return net.head(net.b(net.a(x).relu() * mask[..., None]).relu().sum(1))
+
+
+def test_numbers_of_inputs_that_leave_torch(monkeypatch):
+    """The first batches look like all others, and their numbers are the same."""
+    lengths = [[6] * 8] * 2 + [[1, 2, 1, 3, 1, 2, 1, 1]] * 4
+    calibration = [{"x": torch.randn(8, 6, WIDTH), "lengths": torch.tensor(each)} for each in lengths]
+    assert_whole_after_rank(network(by_lengths), calibration, monkeypatch)
+
+
+class Graph:
+    """Prints alike for many graphs."""
+
+    def __init__(self, edges: Tensor) -> None:
+        self.edges = edges
+
+    def __repr__(self) -> str:
+        return "Graph()"
+
+
+def test_objects_among_the_inputs(monkeypatch):
+    def run(net: Any, x: Tensor, graph: Graph) -> Tensor:
+        edges = graph.edges[: len(x), : len(x)]
+        return net.head((edges @ net.b((edges @ net.a(x)).relu())).relu())
+
+    graphs = [Graph((torch.rand(8, 8) > 0.7).float()) for _ in range(5)]
+    calibration = [
+        {"x": torch.randn(8, WIDTH), "graph": graph} for graph in (graphs[0], *graphs)
+    ]  # two alike come first
+    assert_whole_after_rank(network(run), calibration, monkeypatch)
+
+
+def test_state_that_only_short_batches_leave(monkeypatch):
+    """In a tensor that is no buffer: the check looks at batches of every length."""
+    kept = torch.zeros(WIDTH)
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        y = net.a(x).relu()
+        if len(x) < 8:
+            kept.copy_(y.mean(0))
+            y = y - kept.numpy().mean()
+        return net.head(net.b(y).relu())
+
+    assert_whole_after_rank(network(run), [torch.randn(n, WIDTH) for n in (8, 8, 8, 5, 5, 5)], monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_that_are_read_early_in_half_precision(dtype, monkeypatch):
+    def run(net: Any, x: Tensor) -> Tensor:
+        early = net.b.weight.float().square().mean().to(x.dtype)
+        return net.head(net.b(net.a(x).relu()).relu() + early)
+
+    calibration = [torch.randn(8, WIDTH, dtype=dtype) for _ in range(6)]
+    assert_whole_after_rank(network(run).to(dtype), calibration, monkeypatch)
+
+
+def test_recovery_within_autocast(monkeypatch):
+    """Autocast keeps casts of weights, which are those of the weights before their recovery."""
+    net = chain(3).requires_grad_(True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_whole_after_rank(net, [torch.randn(8, WIDTH) for _ in range(6)], monkeypatch)
+        assert torch.is_autocast_cache_enabled()
 
 
 def test_whole_numbers_that_are_read_from_inputs(watched):

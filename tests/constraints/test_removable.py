@@ -147,7 +147,9 @@ def test_what_cannot_be_removed_is_free_and_listed_with_its_reason():
     groups = constrain(Kept(), "filters", example=IMAGES, steps=1_000, report=said.append)
     assert blocks(groups) == [{"first.weight"}, {"third.weight"}]
     lines = said[0].splitlines()
-    assert any(line.startswith("not to be removed: second: ") and "a tensor of shape (8, 1, 1)" in line for line in lines)
+    assert any(
+        line.startswith("not to be removed: second: ") and "a tensor of shape (8, 1, 1)" in line for line in lines
+    )
     assert "not to be removed: head: the model's output" in lines
     assert "example=" not in said[0]
 

@@ -24,9 +24,7 @@ from sparsefw.recovery_words import SYNTHETIC
 from sparsefw.train.subject import Subject
 
 
-def compress_run(
-    subject: Subject, out: Path, formats: Sequence[str], int8: bool, settings: dict[str, Any]
-) -> Outcome:
+def compress_run(subject: Subject, out: Path, formats: Sequence[str], int8: bool, settings: dict[str, Any]) -> Outcome:
     """Compress a network, evaluate and time the result, and save it.
 
     Args:

@@ -27,9 +27,13 @@ from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import evaluating
 
 KEPT_BYTES = 2 * 2**30  # of all passes that wait before a layer; those beyond start anew
-CHECKED = 2  # batches of which whole passes are compared
+CHECKED = 2  # batches that look alike of which whole passes are compared
+MOST_CHECKED = 12  # batches of any look
 ENTRIES = 4096  # of every tensor that is compared
-STEP = 1_000_003  # between them, a prime: around a tensor of fewer
+LARGEST_SLACK = (
+    2**-9
+)  # of entries that are the same up to rounding: the same operations round alike, also in half precision
+PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)  # what inputs may hold beside tensors
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class ResumedPasses(Passes):
         self._waiting: list[_Waiting] = []
         self._all_read = False
         self._bytes = 0
+        self._checked: dict[int, str] = {}  # the batches of which whole passes are compared -> what they look like
         self._seen: dict[tuple[int, int, str], Tensor] = {}  # batch, network, layer -> entries of the tensor there
 
     def at(self, name: str) -> Iterator[Reached]:
@@ -176,6 +181,7 @@ class ResumedPasses(Passes):
         """Return what the pass of a network finds at a layer: the pass that waits, or a new one."""
         playbacks = self._waiting[number].playbacks
         if network == len(playbacks):
+            self._choose_to_check(number, _looks(inputs))
             playbacks.append(Playback(self._tape(network, inputs), inputs))
         try:
             found = playbacks[network].until(name)
@@ -183,9 +189,14 @@ class ResumedPasses(Passes):
             inputs = self._read_again(number) if inputs is None else inputs
             playbacks[network] = Playback(self._tape(network, inputs, anew=True), inputs)
             found = playbacks[network].until(name)
-        if number < CHECKED:
+        if number in self._checked:
             self._seen[number, network, name] = _some_entries(found)
         return found
+
+    def _choose_to_check(self, number: int, looks: str) -> None:
+        """Check the first batches of every look: code may go other ways in each."""
+        if list(self._checked.values()).count(looks) < CHECKED and len(self._checked) < MOST_CHECKED:
+            self._checked.setdefault(number, looks)
 
     def _read_again(self, number: int) -> Any:
         return next(itertools.islice(iter(self.calibration), number, None))
@@ -202,11 +213,11 @@ class ResumedPasses(Passes):
         return self._tapes[key]
 
     def agree(self) -> bool:
-        """Return whether whole passes over the first batches find the same at every layer; alike in all processes."""
+        """Return whether whole passes over some batches find the same at every layer; alike in all processes."""
         differ = False
         batches = iter(self.calibration if self._seen else ())
-        for number, inputs in enumerate(itertools.islice(batches, CHECKED)):
-            for network, model in enumerate(self._networks):
+        for number, inputs in enumerate(itertools.islice(batches, max(self._checked, default=-1) + 1)):
+            for network, model in enumerate(self._networks if number in self._checked else ()):
                 for name, now in self._entries(network, model, inputs).items():
                     differ |= not _agrees(now, self._seen.get((number, network, name), now))
         return mean_over_ranks(float(differ)) == 0
@@ -228,22 +239,29 @@ class ResumedPasses(Passes):
 def _some_entries(tensor: Tensor) -> Tensor:
     """Return entries from all over a tensor."""
     values = tensor.detach().flatten()
-    places = torch.arange(min(ENTRIES, len(values)), device=values.device) * STEP % max(1, len(values))
-    return values[places]
+    count = min(ENTRIES, len(values))
+    return values[torch.arange(count, device=values.device) * len(values) // max(1, count)]
 
 
 def _agrees(now: Tensor, before: Tensor) -> bool:
     """Return whether entries are the same up to rounding: half of their digits."""
-    slack = math.sqrt(torch.finfo(now.dtype).eps) if now.is_floating_point() else 0.0
+    if (now.shape, now.dtype) != (before.shape, before.dtype):
+        return False
+    slack = min(math.sqrt(torch.finfo(now.dtype).eps), LARGEST_SLACK) if now.is_floating_point() else 0.0
     size = float(now.double().where(now.isfinite(), 0).square().mean().sqrt()) if len(now) else 0.0
-    return now.shape == before.shape and torch.allclose(now, before, slack, slack * size, equal_nan=True)
+    return torch.allclose(now, before, slack, slack * size, equal_nan=True)
 
 
 def _looks(inputs: Any) -> str:
-    """Return the structure of inputs, the layout of their tensors and all else that is in them."""
+    """Return the structure of inputs, the layout of their tensors and all else that is in them.
+
+    NoTapeError where there are sparse tensors or objects: two of them may print alike and hold other numbers.
+    """
     leaves, structure = tree_flatten(inputs)
+    if not all(leaf.layout == torch.strided if isinstance(leaf, Tensor) else type(leaf) in PLAIN for leaf in leaves):
+        raise NoTapeError
     looks = [(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in leaves]
-    return f"{structure} {looks}"
+    return f"{structure} {looks!r}"
 
 
 def recover_in_passes(
@@ -257,6 +275,18 @@ def recover_in_passes(
     """Recover cuts, in place, layer by layer, by passes that are resumed; by whole ones where these do not agree."""
     if not order:
         return
+    with fresh_casts():
+        _recover(dense, cuts, order, calibration, recover, following)
+
+
+def _recover(
+    dense: nn.Module,
+    cuts: Sequence[CutNetwork],
+    order: Sequence[str],
+    calibration: Iterable[Any],
+    recover: Callable[[Passes], None],
+    following: bool,
+) -> None:
     before = [(p, p.detach().clone()) for cut in cuts for p in cut.model.parameters()]
     resumed = ResumedPasses(dense, cuts, order, calibration, following)
     failure: NotFiniteError | None = None
@@ -274,6 +304,18 @@ def recover_in_passes(
         for parameter, value in before:
             parameter.copy_(value)
     recover(WholePasses(dense, cuts, calibration, following))
+
+
+@contextlib.contextmanager
+def fresh_casts() -> Iterator[None]:
+    """Within the block, autocast casts weights in every pass: the casts that it keeps are of weights before their recovery."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
 
 
 class _ReachedError(Exception):

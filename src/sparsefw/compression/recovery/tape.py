@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -23,6 +24,8 @@ from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.layers import arguments_of, cloned, first_input
 from sparsefw.layer_types import BATCH_NORMS
 
+# What reads the numbers of tensors without any operation, so that no tape would notice other ones.
+LEAVING = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 CONSTANT = torch.ops.aten.lift_fresh.default  # what torch.tensor(2.0) makes, anew in every pass
 
 
@@ -108,7 +111,7 @@ class Playback:
             with torch.no_grad():
                 for operation in self.tape.operations[self._position : position]:
                     operation.run(self._values)
-        except (RuntimeError, IndexError) as error:
+        except Exception as error:  # of an operation that these numbers do not fit
             raise OtherPathError from error
         self._position = position
         tensor = self._values[found.number] if isinstance(found, Value) else found
@@ -137,7 +140,7 @@ def record(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any, after
 
     def recorded(*args: Any, **kwargs: Any) -> None:
         recorder.start((args, kwargs))
-        with decided, recorder:
+        with decided, recorder, _Leaving(recorder):
             model(*args, **kwargs)
 
     try:
@@ -219,9 +222,9 @@ class _Recorder(TorchDispatchMode):
             given[0] = given[0].clone()  # operations in place may follow
         leaves = tuple(self._seen(leaf) for leaf in given)
         if any(isinstance(leaf, Value) and leaf.number in self._choices for leaf in leaves):
-            self._refuse()
+            self.refuse()
         if func._schema.is_mutable and any(self._is_state(t) for t in _written(func, args, kwargs)):
-            self._refuse()
+            self.refuse()
         out = func(*args, **kwargs)
         results = tuple(self._result(result) for result in tree_leaves(out))
         if self._decided.made:
@@ -234,10 +237,10 @@ class _Recorder(TorchDispatchMode):
         self._decided.made.clear()
         for result in results:
             if not isinstance(result, tuple):
-                self._refuse()
+                self.refuse()
             self._choices.add(result[0].number)
 
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
         self._refused = True  # should the network's own code catch the error
         raise NoTapeError
 
@@ -245,7 +248,7 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(result, Tensor):
             return result
         if result.layout != torch.strided or result.is_nested:
-            self._refuse()
+            self.refuse()
         return self._value(result), result.shape
 
     def _value(self, tensor: Tensor) -> Value:
@@ -281,6 +284,19 @@ class _Recorder(TorchDispatchMode):
             for i, o in enumerate(self._operations[:end])
         ]
         return Tape(tuple(operations), self._stops, frozenset(last))
+
+
+class _Leaving(TorchFunctionMode):
+    """Within the block, a tape is refused where numbers leave torch."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LEAVING:
+            self._recorder.refuse()
+        return func(*args, **(kwargs or {}))
 
 
 def _written(func: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
