@@ -122,6 +122,36 @@ class SmallUNet(nn.Module):
         return self.head(self.merge(torch.cat([x, skipped], 1))).mean((2, 3))
 
 
+class ConcatUNet(nn.Module):
+    """A U-Net with group norms and a transposed convolution; a linear layer answers."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = _rectified(1, width)
+        self.second = _rectified(width, 2 * width)
+        self.bottom = _rectified(2 * width, 4 * width)
+        self.up = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.merge = _rectified(4 * width, 2 * width)
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.second(F.max_pool2d(self.first(x), 2))
+        x = self.up(self.bottom(F.max_pool2d(skipped, 2)))
+        return self.head(self.merge(torch.cat([x, skipped], 1)).mean((2, 3)))
+
+
+def group_norm_cnn() -> nn.Module:
+    """Four convolutions with group norms."""
+    return nn.Sequential(
+        _rectified(1, 16, 2), _rectified(16, 32), _rectified(32, 32, 2), _rectified(32, 64),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def _rectified(inputs: int, outputs: int, stride: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(4, outputs), nn.ReLU())
+
+
 def _normed(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 

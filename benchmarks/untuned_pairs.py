@@ -10,6 +10,7 @@ from torch import nn
 from untuned_held_out import (
     GPT,
     AttentionPooling,
+    ConcatUNet,
     ConvMixer,
     Decoder,
     DeepSets,
@@ -21,6 +22,7 @@ from untuned_held_out import (
     SmallUNet,
     TextLSTM,
     WaveNet,
+    group_norm_cnn,
     normed_cnn,
     selu_cnn,
 )
@@ -158,4 +160,7 @@ PAIRS = [
     Pair("ViT", lambda: small_vit(1, 28, 7), "fashion", "rank", 300, 64, 1e-3, "adamw", 0.05, held_out=True, example=True),
     Pair("attention pooling", AttentionPooling, "text", "rank", 200, 32, 2e-3, "adamw", 0.01, schedule="constant", held_out=True),
     Pair("CNN, BatchNorm", normed_cnn, "fashion", "weights", 300, 64, 1e-3, "adamw", 0.01, held_out=True, example=True),
+    # A newcomer's: the U-Net lost 7 points by k-support, so filters are k-sparse beside AdamW.
+    Pair("U-Net, GroupNorm, concatenated", ConcatUNet, "fashion", "filters", 200, 64, 3e-3, "adamw", 0.01, images=3_000),
+    Pair("CNN, GroupNorm", group_norm_cnn, "fashion", "filters", 200, 64, 2e-3, "adamw", 0.01, images=3_000),
 ]  # fmt: skip

@@ -71,7 +71,10 @@ def test_images_are_cropped_resized_and_normalised(tmp_path):
     assert whole[0, 0, 0, 0] == pytest.approx((0 - 0.5) / 0.25, abs=0.1)  # the filter looks a little beyond
     centre = type(ours)((3, 4, 4), (0.5,) * 3, (0.25,) * 3, 0.5, "test")
     inside = next(iter(unlabelled_images(tmp_path, centre, torch.device("cpu"), 0).sample(9)))
-    torch.testing.assert_close(inside, torch.full((1, 3, 4, 4), (1 - 0.5) / 0.25))
+    # Resized to 8, of which 4 are cut out: the filter (1, 3, 3, 1) / 8 sees an eighth of black at every edge.
+    edge, corner = 223 / 255, 195 / 255
+    rows = [[corner, edge, edge, corner], [edge, 1, 1, edge], [edge, 1, 1, edge], [corner, edge, edge, corner]]
+    torch.testing.assert_close(inside, ((torch.tensor(rows) - 0.5) / 0.25).expand(1, 3, 4, 4))
 
 
 def test_chance():

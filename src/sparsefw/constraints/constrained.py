@@ -52,7 +52,7 @@ def constrain(
         w: the size of the regions as in the paper, in units of the layers' default initialisation; "from-weights": as with
             steps. Without steps, SFW takes the paper's steps (rescale=Gradient()).
         gauge: "k-support": what may grow does so in proportion to its gradient; "k-sparse": all by the same amount. None:
-            k-support; for "rank" k-sparse in an SFW with rest="adamw", unless w is given.
+            k-support; for "filters" and "rank" k-sparse in an SFW with rest="adamw", unless w is given.
         momentum: that of SFW, on which the size of regions depends.
         report: called once with the table of what got which region; None for silence.
 

@@ -35,7 +35,15 @@ class Rank(Kind):
         return reason
 
 
-FILTERS = Kind("filters", "filters", Groups(), (*CONVOLUTIONS, *TRANSPOSED), score="l1", of_channels=True)
+FILTERS = Kind(
+    "filters",
+    "filters",
+    Groups(),
+    (*CONVOLUTIONS, *TRANSPOSED),
+    adamw_gauge="k-sparse",
+    score="l1",
+    of_channels=True,
+)
 NEURONS = Neurons("neurons", "neurons", Groups(), (nn.Linear,), score="l1", of_channels=True, least_w=3.0)
 HEADS = Heads("heads", "attention heads", Groups(axis=1), (), score="l1", of_channels=True, least_w=3.0)
 RANK = Rank(
