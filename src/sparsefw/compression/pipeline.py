@@ -19,6 +19,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ from sparsefw.compression.structure.copies import copied
 from sparsefw.compression.structure.decisions import Decisions
 from sparsefw.compression.structure.gaps import relative_gap
 from sparsefw.compression.structure.layers import call_on_copy, evaluating, hooks, is_layer, unwrapped
+from sparsefw.compression.structure.token_ids import with_varied_ids
 from sparsefw.compression.structure.trial_run import TrialRun
 from sparsefw.kinds import Kind, in_order
 from sparsefw.models import is_of_transformers
@@ -69,7 +71,7 @@ class Pipeline:
     source        the model as given, which is never changed
     dense         the private copy, from which smaller networks are cut and to which they are fitted
     preparation   the edits that made the copy one of plain layers, and notes on them
-    example       one input, to follow shapes
+    example       one input, to follow shapes and to try removals on: random token ids where those given are all equal
     calibration   the inputs to recover on; None if there are none
     driven        the kinds of which as much is removed as a target takes
     is_synthetic  whether these inputs were made from the statistics of batch norms: no data were seen
@@ -102,6 +104,10 @@ class Pipeline:
         del runs
         name = "calibration" if settings.example is None else "example"
         self.dense, self.preparation = prepared(model, self.example, name)
+        self.example, hides = with_varied_ids(self.dense, self.example)
+        if hides is not None:
+            note = Untouched.because(name, hides)
+            self.preparation = replace(self.preparation, untouched=(*self.preparation.untouched, note))
         self._stages: dict[tuple[Kind, frozenset[Kind]], Stage] = {}
         self._check_patterns()
         called: set[str] = set()

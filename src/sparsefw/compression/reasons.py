@@ -89,6 +89,10 @@ class Cause(Enum):
         NOTE,
     )
     NEARLY_EMPTY = "nearly empty: {nonzero} of {count} weights left", NOTE
+    EXAMPLE_HIDES = (
+        "{what}: trials on it may take for removable what makes a difference on others; give inputs like real ones",
+        NOTE,
+    )
     NO_CALIBRATION = "none was given: the remaining weights were not fitted", NOTE
     NO_CALIBRATION_FOR_NORMS = (
         "none was given: neither the remaining weights nor BatchNorm statistics were fitted",
