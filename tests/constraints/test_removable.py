@@ -188,6 +188,17 @@ def test_frozen_writers_leave_their_scales_alone():
     assert blocks(constrain(net, "filters", example=IMAGES, steps=1_000, report=None)) == [{"2.weight", "3.weight"}]
 
 
+def test_layers_that_are_frozen_are_named_where_nothing_else_is_left():
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+    net[0].requires_grad_(False)
+    message = r"^rule '\*': what compress\(neurons=\.\.\.\) can remove of it is frozen: 0\.weight[^\n]*requires_grad=True[^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        constrain(net, "neurons", example=torch.randn(2, 6), steps=1_000, report=None)
+    net[2].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"can remove of it is frozen: "):
+        constrain(net, "rank", example=torch.randn(2, 6), steps=1_000, report=None)
+
+
 def test_the_model_is_left_as_it_is():
     model = Transformer(nn.MultiheadAttention(WIDTH, 4, batch_first=True)).train()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -71,12 +71,20 @@ def removable_units(model: nn.Module, rule: Rule, example: Any, taken: Collectio
     else:
         rules = _rules_of_layers(names, _layers_of(stage, kind, pipeline), rule)
     if not rules:
+        if names.frozen:
+            raise ValueError(
+                f"rule {rule.match!r}: what compress({kind.name}=...) can remove of it is frozen: {listed(names.frozen)}; set "
+                "requires_grad=True to train it"
+            )
         raise ValueError(f"rule {rule.match!r}: compress({kind.name}=...) can remove nothing that it matches")
     return Removable(tuple(rules), tuple(entry for entry in stage.untouched if not entry.note))
 
 
 class _Names:
-    """Finds the parameters of a model by the layers of the copy that is compressed, in which attention is plain layers."""
+    """Finds the parameters of a model by the layers of the copy that is compressed, in which attention is plain layers.
+
+    frozen  the weights and biases that were asked for and are not trained
+    """
 
     def __init__(self, model: nn.Module, dense: nn.Module, rule: Rule, taken: Collection[str]) -> None:
         self.dense = dense
@@ -84,6 +92,7 @@ class _Names:
         self._rule = rule
         self._names = {p: name for name, p in model.named_parameters()}
         self._taken = set(taken)
+        self.frozen: list[str] = []
 
     def weight(self, layer: str) -> str | None:
         """Return the name of a layer's weight; None if there is none that is trained, or another rule or set has it."""
@@ -117,8 +126,13 @@ class _Names:
         except AttributeError:  # queries, keys and values of nn.MultiheadAttention are no layers
             return None
         parameter = getattr(owner, local_name, None)
-        name = self._names.get(parameter) if isinstance(parameter, nn.Parameter) and parameter.requires_grad else None
-        return name if name is not None and name not in self._taken and self._rule.matches(name) else None
+        name = self._names.get(parameter) if isinstance(parameter, nn.Parameter) else None
+        if name is None or name in self._taken or not self._rule.matches(name):
+            return None
+        if not self.parameter(name).requires_grad:
+            self.frozen += [name] if name not in self.frozen else []
+            return None
+        return name
 
 
 def _layers_of(stage: Stage, kind: Kind, pipeline: Pipeline) -> list[str]:
