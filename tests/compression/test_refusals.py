@@ -219,6 +219,35 @@ def test_models_without_values(how):
         compress(net, example=IMAGES[0], **how)
 
 
+class Graph(nn.Module):
+    """Mixes rows by a matrix: an input, or a buffer."""
+
+    def __init__(self, matrix: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.last = nn.Linear(16, 3)
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x: torch.Tensor, matrix: torch.Tensor | None = None) -> torch.Tensor:
+        return self.last(((self.matrix if matrix is None else matrix) @ self.first(x)).relu())
+
+
+@HOW
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors(layout, how):
+    x = torch.randn(6, 6)
+    matrix = torch.eye(6).to_sparse(layout=layout)
+    advice = rf"is sparse \({layout}\), which cannot be followed: give tensor\.to_dense\(\), and multiply with it by @$"
+    with pytest.raises(ValueError, match=rf"^example holds a tensor of shape \(6, 6\) that {advice}"):
+        compress(Graph(), example=(x, matrix), **how)
+    with pytest.raises(ValueError, match=rf"^calibration holds a tensor of shape \(6, 6\) that {advice}"):
+        compress(Graph(), calibration=[((x, matrix),)], **how)
+    with pytest.raises(ValueError, match=rf"^matrix {advice}"):
+        compress(Graph(matrix), example=x, **how)
+    assert compress(Graph(matrix.to_dense()), example=x, **how).plan.edits
+
+
 @HOW
 def test_lazy_layers_that_have_seen_nothing(how):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyBatchNorm2d(), nn.LazyConv2d(4, 3))

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from sparsefw.compression.structure.layers import is_layer
 
+_SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def check_model(model: nn.Module) -> None:
     """Refuse a model that cannot be compressed, on a copy or in place."""
@@ -25,6 +27,8 @@ def check_model(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name} belongs to a lazy layer that has not seen an input: run the model once before")
+        if is_sparse(tensor):
+            raise ValueError(f"{name} {why_not_sparse(tensor)}")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the device meta and has no values: load weights before")
     broken = [name for name, p in model.named_parameters() if p.is_floating_point() and not _is_finite(p)]
@@ -32,6 +36,16 @@ def check_model(model: nn.Module) -> None:
     broken += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
     if broken:
         raise ValueError(f"{broken[0]} contains NaN or inf; a model must be finite to be compressed")
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Return whether a tensor is stored by the places of its entries: it has no strides, and few operations take it."""
+    return tensor.layout in _SPARSE_LAYOUTS
+
+
+def why_not_sparse(tensor: Tensor) -> str:
+    """Return how the error about a sparse tensor goes on."""
+    return f"is sparse ({tensor.layout}), which cannot be followed: give tensor.to_dense(), and multiply with it by @"
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
+from sparsefw.compression.check import is_sparse, why_not_sparse
 from sparsefw.compression.recovery.batches import batch_size, first_items, inputs_of, items_of, takes_list
 from sparsefw.compression.structure.layers import call_on_copy, hint_at_labels
 from sparsefw.text import first_line
@@ -58,6 +59,7 @@ class Calibration:
         with _repeated_randomness(self._batches):
             for batch in _from_the_start(self._batches):
                 inputs = tree_map(self._move, inputs_of(batch, self._takes_list))
+                check_dense(inputs, "calibration")
                 if not batch_size(inputs):
                     raise ValueError("calibration has an empty batch")
                 count += batch_size(inputs)
@@ -130,10 +132,18 @@ def _repeated_randomness(batches: Any) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+def check_dense(inputs: Any, name: str) -> None:
+    """Refuse inputs of the user with sparse tensors: these have no strides, and few operations."""
+    for tensor in tree_leaves(inputs):
+        if isinstance(tensor, Tensor) and is_sparse(tensor):
+            raise ValueError(f"{name} holds a tensor of shape {tuple(tensor.shape)} that {why_not_sparse(tensor)}")
+
+
 def run(model: Callable[..., Any], inputs: Any, name: str = "calibration") -> Any:
     """Run the model on inputs of the user; ValueError, in one line, if they do not fit."""
     if not any(isinstance(t, Tensor) for t in tree_leaves(inputs)):
         raise ValueError(f"{name} has no tensor in it: {type(inputs).__name__}; give torch tensors, with a batch axis")
+    check_dense(inputs, name)
     for tensor in tree_leaves(inputs):
         # -inf may be there on purpose: masks of attention.
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool((tensor < torch.inf).all()):

@@ -35,7 +35,7 @@ def product(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, An
     if a is not None:
         tracer.labels.fix(a, because(Cause.SUMMED_BY_PRODUCT))
     if b is not None:
-        if b.ndim >= 2 and b.shape[-2] == 1 and (a is None or a.size == 1) and b.ndim == out.ndim:
+        if b.ndim >= 2 and b.shape[-2] == 1 and b.ndim == out.ndim:
             tracer.set(out, b)
         else:
             tracer.labels.fix(b, because(Cause.SUMMED_BY_PRODUCT))

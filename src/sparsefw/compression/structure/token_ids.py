@@ -56,7 +56,8 @@ def _is_constant(ids: Tensor) -> bool:
 
 
 def _is_empty_mask(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.bool and value.numel() > 1 and not bool(value.any())
+    is_mask = isinstance(value, Tensor) and value.dtype == torch.bool and value.layout is torch.strided
+    return is_mask and value.numel() > 1 and not bool(value.any())
 
 
 def _embeddings_read(model: nn.Module, example: Any) -> dict[int, int]:
