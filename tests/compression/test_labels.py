@@ -358,7 +358,7 @@ def test_keys_and_values_that_all_heads_share_stay(size, by_hand):
     found = {channels.name: channels for channels in removable_channels(model, x)}
     assert found["q"].obstacle is None
     assert found["q"].count == 2
-    assert {obstacle_of(found[name]) for name in "kv"} == {"all heads share it"}
+    assert {obstacle_of(found[name]) for name in "kv"} == {Cause.USED_BY_MANY.text}
     assert parity(model, x, {found["q"]: [1]}) <= 1e-5
 
 

@@ -13,6 +13,7 @@ from sparsefw.compression import compress
 from sparsefw.compression.artifact.plan import Plan, Untouched
 from sparsefw.compression.kinds.filters import _ends
 from sparsefw.compression.reasons import Cause, because
+from sparsefw.compression.structure.removal import removable_channels
 from sparsefw.compression.structure.trace import find_channels
 
 REQUESTS = [
@@ -47,6 +48,48 @@ def test_every_cause_has_a_text_and_takes_its_details(cause):
 
 def test_texts_are_different():
     assert len({cause.text for cause in Cause}) == len(list(Cause))
+
+
+class Capsules(nn.Module):
+    """Scales groups of channels by their norms: nothing in it is a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        capsules = self.first(x).view(len(x), 4, 4)
+        return self.last((capsules * capsules.norm(dim=-1, keepdim=True)).flatten(1))
+
+
+class Grid(nn.Module):
+    """Adds positions, half of whose channels are those of a row and half those of a column: nothing in it is shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(16, 3)
+        self.row, self.column = nn.Parameter(torch.randn(50, 8)), nn.Parameter(torch.randn(50, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape[2:]
+        parts = self.row[:rows, None].expand(-1, columns, -1), self.column[None, :columns].expand(rows, -1, -1)
+        return self.last((self.first(x) + torch.cat(parts, -1).permute(2, 0, 1)).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "cause"),
+    [
+        (Capsules(), torch.randn(5, 6), Cause.USED_BY_MANY),
+        (Grid(), torch.randn(2, 3, 8, 8), Cause.ALL_TOGETHER),
+    ],
+    ids=["capsules", "grid"],
+)
+def test_reasons_speak_of_nothing_that_the_network_lacks(net, x, cause):
+    """Heads are an example in one sentence, for networks that have them; shuffles are none."""
+    (obstacle,) = [found.obstacle for found in removable_channels(net, x) if found.name == "first"]
+    assert obstacle.cause is cause
+    assert "shuffle" not in obstacle.text
+    assert "heads" not in obstacle.text.replace("such as all heads", "")
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)

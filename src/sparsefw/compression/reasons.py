@@ -51,7 +51,7 @@ class Cause(Enum):
     SUMMED_BY_ATTENTION = "attention sums over the channels"
     SPLIT_INTO_HEADS = "attention splits the channels into heads"
     TWO_AXES = "they are laid out as a table, such as groups by channels, of which only whole rows or columns could go"
-    SHARED_BY_HEADS = "all heads share it"
+    USED_BY_MANY = "what comes from it is used for many channels or products at once, such as all heads"
     SCALES_MANY = "one number of it scales many channels"
     MEETS_FIXED_SIZE = "they meet {tensor}, whose size does not change with them"
     JOINED_WITH_FIXED_SIZE = "joined with a tensor whose size does not change with them"
@@ -68,7 +68,7 @@ class Cause(Enum):
     UNEQUAL_GROUPS = "they are spread unequally over the groups of {layer}"
     GROUPED_DIFFERENTLY = "{layer} groups them differently from another layer"
     ONLY_ONE = "the only one"
-    ALL_TOGETHER = "all of its channels go together, as after several shuffles, so that none can go by itself"
+    ALL_TOGETHER = "all of its channels go together, so that none can go by itself"
     ONLY_ONE_OF_GROUP = "the only one of its group"
 
     # What a trial on the example shows.

@@ -126,10 +126,12 @@ class _Names:
         except AttributeError:  # queries, keys and values of nn.MultiheadAttention are no layers
             return None
         parameter = getattr(owner, local_name, None)
-        name = self._names.get(parameter) if isinstance(parameter, nn.Parameter) else None
+        if not isinstance(parameter, nn.Parameter):
+            return None
+        name = self._names.get(parameter)
         if name is None or name in self._taken or not self._rule.matches(name):
             return None
-        if not self.parameter(name).requires_grad:
+        if not parameter.requires_grad:
             self.frozen += [name] if name not in self.frozen else []
             return None
         return name

@@ -55,7 +55,7 @@ def _meet(tracer: Tracer, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             tracer.labels.fix(labels, because(Cause.SCALES_MANY))
         elif varying(labels) and labels.size > 1 and _is_shared(shapes[id(t)], merged):
             tracer.pin(merged, varying(labels))
-            tracer.labels.fix(labels, because(Cause.SHARED_BY_HEADS))
+            tracer.labels.fix(labels, because(Cause.USED_BY_MANY))
         else:
             tracer.labels.unite(merged, labels)
             merged = np.broadcast_arrays(merged, labels)[0]

@@ -78,7 +78,7 @@ def _of_batches(tracer: Tracer, factors: Sequence[tuple[Tensor, Array | None]], 
         if labels is None or labels.shape[axis] == 1:
             lines += [None] if labels is None and t.shape[axis] > 1 else []
             if labels is not None and varying(labels):  # such as keys and values that all heads read
-                tracer.labels.fix(labels, because(Cause.SHARED_BY_HEADS))
+                tracer.labels.fix(labels, because(Cause.USED_BY_MANY))
             continue
         others = [i for i in range(labels.ndim) if i != axis]
         lines.append(tracer.tie(labels, others, because(Cause.SUMMED_BY_PRODUCT)))
