@@ -69,7 +69,7 @@ class Cause(Enum):
     GROUPED_DIFFERENTLY = "{layer} groups them differently from another layer"
     ONLY_ONE = "the only one"
     ALL_TOGETHER = "all of its channels go together, so that none can go by itself"
-    ONLY_ONE_OF_GROUP = "the only one of its group"
+    ONLY_ONE_OF_GROUP = "the only channel of its group, which would be left empty"
 
     # What a trial on the example shows.
     FAILS_WITH_FEWER = "the model's code does not run with fewer of them: {error}"

@@ -53,8 +53,8 @@ class SparseFW(Method):
     w           size of the regions, in units of the default initialisation. None: under "horizon" by the initial weights, under
                 the other rules by the number of steps
     gauge       "k-support": units grow in proportion to their gradients; "k-sparse": all by the same amount, the polytope of
-                Pokutta, Spiegel, Zimmer 2020 and Miao et al. 2022. None: k-support; for filters and rank beside AdamW k-sparse, unless w is
-                given or k is annealed
+                Pokutta, Spiegel, Zimmer 2020 and Miao et al. 2022. None: k-support; for filters and rank beside AdamW
+                k-sparse, unless w is given or k is annealed
     anneal      lower k in stages, from all units to k
     w_start     change w in stages, from this to w; None: w is constant
     over        fraction of the training that these changes take
