@@ -177,7 +177,11 @@ def test_groups_of_a_single_channel_have_none_to_spare():
     check(
         model,
         image(),
-        {"a.out b.in": (8, ""), "b.out c.in": (4, "the only channel of its group, which would be left empty"), "c.out": (2, OUTPUT)},
+        {
+            "a.out b.in": (8, ""),
+            "b.out c.in": (4, "the only channel of its group, which would be left empty"),
+            "c.out": (2, OUTPUT),
+        },
     )
 
 
