@@ -51,7 +51,6 @@ class Architecture:
     left: tuple[str, ...] = (OUTPUT,)
     refused: dict[str, str] = field(default_factory=dict)
     onnx: str = ""  # why it cannot be exported, where it cannot
-    in_place: str = ""  # the line by which smaller and Sizes refuse it, where they do
     needs: str = ""  # a package that may be missing
     note: str = ""  # how it differs from the published network
     slow: bool = False
@@ -333,7 +332,6 @@ ZOO = (
         needs=HF,
         note="two layers of width 32",
         export=True,
-        in_place="nothing to compress by filters",
     ),
     Architecture("Llama", _llama, tokens, 89, needs=HF, note="two layers of width 32"),
 )
