@@ -151,8 +151,8 @@ def test_a_long_training_takes_no_more_and_more(tmp_path):
     assert measured["steps"] >= 600
     assert measured["rounds"] >= 1
     samples = measured["samples"]
-    half = len(samples["steps"]) // 2
-    assert half >= 5
+    late = 3 * len(samples["steps"]) // 4  # by then all has started, also on a busy machine; what leaks grows to the end
+    assert late >= 8
     for name, measure in [
         ("training", "handles"),
         ("training", "threads"),
@@ -162,7 +162,7 @@ def test_a_long_training_takes_no_more_and_more(tmp_path):
         ("run folder", "MiB without metrics.jsonl"),
     ]:
         values = [taken[measure] for taken in samples[name]]
-        assert statistics.median(values[half:]) <= max(values[:half]), (name, measure)
+        assert statistics.median(values[late:]) <= max(values[:late]), (name, measure)
 
 
 def test_early_and_late_medians_leave_the_warm_up_out():
