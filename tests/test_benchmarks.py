@@ -151,7 +151,9 @@ def test_a_long_training_takes_no_more_and_more(tmp_path):
     assert measured["steps"] >= 600
     assert measured["rounds"] >= 1
     samples = measured["samples"]
-    late = 3 * len(samples["steps"]) // 4  # by then all has started, also on a busy machine; what leaks grows to the end
+    late = (
+        3 * len(samples["steps"]) // 4
+    )  # by then all has started, also on a busy machine; what leaks grows to the end
     assert late >= 8
     for name, measure in [
         ("training", "handles"),
