@@ -163,4 +163,11 @@ PAIRS = [
     # A newcomer's: the U-Net lost 7 points by k-support, so filters are k-sparse beside AdamW.
     Pair("U-Net, GroupNorm, concatenated", ConcatUNet, "fashion", "filters", 200, 64, 3e-3, "adamw", 0.01, images=3_000),
     Pair("CNN, GroupNorm", group_norm_cnn, "fashion", "filters", 200, 64, 2e-3, "adamw", 0.01, images=3_000),
+    # Tried once, after all that.
+    Pair("timm test_efficientnet", lambda: imported("timm:test_efficientnet", in_chans=1), "fashion", "filters", 250, 32, 2e-3,
+         "adamw", 0.01, images=4_000, held_out=True, example=True),
+    Pair("timm test_vit", lambda: imported("timm:test_vit", in_chans=1, img_size=28, patch_size=7), "fashion", "neurons", 250, 32,
+         1e-3, "adamw", 0.01, images=4_000, held_out=True, example=True),
+    Pair("timm test_resnet", lambda: imported("timm:test_resnet", in_chans=1), "fashion", "filters", 250, 32, 0.05, images=4_000,
+         held_out=True, example=True),
 ]  # fmt: skip
